@@ -22,7 +22,7 @@ _FACTOR: Final = {
     "G": 1 << 30, "GIB": 1 << 30, "GB": 10**9,
     "T": 1 << 40, "TIB": 1 << 40, "TB": 10**12,
 }  # fmt: skip
-_QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_QUANTITY: Final = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _SIZE_MAX_BYTES: Final = 1 << 60
 
 
