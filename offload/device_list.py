@@ -128,8 +128,9 @@ class _Process:
             self.kill()
             self.child.wait()
         for reader in self.readers:
-            # a grandchild may hold the pipe open: what was printed so far is enough
             reader.join(timeout=1.0)
+        if any(reader.is_alive() for reader in self.readers):
+            self.kill()  # a grandchild holds the pipe open: what was printed so far is enough
         return code
 
 

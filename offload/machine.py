@@ -96,7 +96,7 @@ class _Table:
         if value is None:
             return None
         if type(value) is int:
-            value = str(value)
+            value = str(min(value, 1 << 61))  # too much already, and short enough for str()
         if not isinstance(value, str):
             raise DeviceError(f'{self.where}: {key} must be a size in quotes, e.g. "24GiB"')
         try:
@@ -164,7 +164,7 @@ def parse_machine(text: str, path: str = "devices.toml") -> Machine:
             raise DeviceError("larger than any description of a machine")
         try:
             document: Mapping[str, object] = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number too long
             raise DeviceError(f"not TOML: {error}") from None
         top = dict(document)
         cards = top.pop("card", [])
