@@ -97,9 +97,12 @@ def _device_of_listed(listed: ListedDevice) -> Device | Notice | None:
     if listed.memory_free_bytes == 0:
         text = f"{device.name} reports no free memory and is left out"
         return Notice(code="device-full", text=text)
+    # builds that took a card for unified memory listed the host's free memory as the card's
+    free_bytes = min(listed.memory_free_bytes, listed.memory_total_bytes or 1 << 60)
     return replace(
         device,
-        memory_total_bytes=listed.memory_total_bytes,
+        memory_free_bytes=free_bytes,
+        memory_total_bytes=listed.memory_total_bytes or None,
         description="RPC server" if is_rpc else listed.description,
     )
 

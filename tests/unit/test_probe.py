@@ -228,6 +228,16 @@ def test_what_owns_no_layers() -> None:
     )
 
 
+def test_free_memory_is_on_the_card() -> None:
+    """Some builds list the host's free memory for a card: the card's total bounds it."""
+    lines = [listed("CUDA0", "NVIDIA GeForce RTX 5090", 32106, 55372)]
+    devices, _ = devices_of_list(lines, (), ())
+    assert devices[0].memory_free_bytes == 32106 * MIB
+    lines = [listed("CUDA0", "unknown total", 0, 1000)]
+    devices, _ = devices_of_list(lines, (), ())
+    assert (devices[0].memory_free_bytes, devices[0].memory_total_bytes) == (1000 * MIB, None)
+
+
 def test_more_cards_than_llama_cpp_takes() -> None:
     """The seventeenth card is not planned for."""
     lines = [listed(f"CUDA{i}", f"card {i}") for i in range(17)]
