@@ -71,7 +71,7 @@ def row_bytes(type_: GGMLType, n_elements: int) -> int:
 
 def tensor_bytes(type_: GGMLType, shape: Sequence[int]) -> int:
     """Bytes of a contiguous tensor with `shape[0]` the fastest dimension, as in GGUF."""
-    n_bytes = row_bytes(type_, shape[0]) if shape else 0
+    n_bytes = row_bytes(type_, shape[0] if shape else 1)
     for n in shape[1:]:
         n_bytes *= n
     return n_bytes
