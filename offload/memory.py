@@ -132,12 +132,12 @@ def measure_memory(
         backend = backends[split.output_owner]
         weights[split.output_owner] += backend.padded_bytes(tied.type, tied.shape)
     contexts = [0] * (len(backends) + 1)
-    by_backend: dict[str, tuple[int, ...]] = {}
+    by_backend: dict[Backend, tuple[int, ...]] = {}
     for il, owner in enumerate(split.owners[:-1]):
         backend = HOST_BACKEND if owner == HOST or not options.offload_kqv else backends[owner]
-        rows = by_backend.get(backend.name)
+        rows = by_backend.get(backend)
         if rows is None:
-            rows = by_backend[backend.name] = context_bytes_by_layer(model, options, backend)
+            rows = by_backend[backend] = context_bytes_by_layer(model, options, backend)
         contexts[owner if options.offload_kqv else HOST] += rows[il]
     sums = [
         MemoryBytes(model_bytes=w, context_bytes=c)

@@ -1,0 +1,7 @@
+"""Plans as command lines of other programs."""
+
+from offload.emit.bench import emit_bench_args
+from offload.emit.launch import Launch, make_launch
+from offload.emit.server import emit_server_args, quote_argv
+
+__all__ = ["Launch", "emit_bench_args", "emit_server_args", "make_launch", "quote_argv"]

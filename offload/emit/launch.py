@@ -1,0 +1,122 @@
+"""What must any llama.cpp program be told so that it loads as planned?
+
+`Launch` is the plan reduced to settings: it comes from a `Plan` in memory or
+from a saved one (`Launch.from_json`), and every emitter reads nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from offload.errors import UsageError
+from offload.plan import Plan
+from offload.rules import Rule
+from offload.split import HOST
+
+_TEXT_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Settings of one run; None means "not set by anyone, leave llama.cpp's default"."""
+
+    model_path: str
+    n_gpu_layers: int
+    tensor_split: tuple[float, ...] = ()
+    devices: tuple[str, ...] = ()
+    rpc: str | None = None
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    rules: tuple[Rule, ...] = ()
+    cpu_moe: bool = False
+    n_cpu_moe: int | None = None
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_parallel: int | None = None
+    kv_unified: bool | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: bool | None = None
+    swa_full: bool = False
+    offload_kqv: bool = True
+    op_offload: bool = True
+    no_host: bool = False
+    load_mode: str = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes an equal value."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Launch:
+        """Read what `to_json` wrote; UsageError names the key that is missing or wrong."""
+        if not isinstance(data, Mapping):
+            raise UsageError("the plan has no 'launch' object; was it written by offload plan -o json?")
+        values: dict[str, Any] = {}
+        for item in fields(cls):
+            if item.name not in data:
+                raise UsageError(f"the plan's 'launch' has no {item.name!r}; write it again")
+            values[item.name] = data[item.name]
+        try:
+            values["rules"] = tuple(Rule(**rule) for rule in values["rules"])
+            values["tensor_split"] = tuple(float(share) for share in values["tensor_split"])
+            values["devices"] = tuple(values["devices"])
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the plan's 'launch' is damaged: {error}") from error
+        launch = cls(**values)
+        launch._check_types()
+        return launch
+
+    def _check_types(self) -> None:
+        """Refuse values of another type than declared: a hand-edited plan must not emit nonsense."""
+        allowed: dict[str, type | tuple[type, ...]] = {
+            "str": str, "int": int, "bool": bool, "int | None": (int, type(None)),
+            "str | None": (str, type(None)), "bool | None": (bool, type(None)),
+        }  # fmt: skip
+        for item in fields(self):
+            kind = allowed.get(str(item.type))
+            value = getattr(self, item.name)
+            is_bool = isinstance(value, bool) and "bool" not in str(item.type)
+            if kind is not None and (is_bool or not isinstance(value, kind)):
+                raise UsageError(f"the plan's 'launch' has {item.name} = {value!r}, not {item.type}")
+        texts = [*self.devices]
+        for rule in self.rules:
+            texts += (rule.pattern, rule.buffer_type)
+        if not all(isinstance(text, str) and len(text) < _TEXT_MAX for text in texts):
+            raise UsageError("the plan's 'launch' has devices or rules that are not text")
+
+
+def make_launch(plan: Plan) -> Launch:
+    """The settings that make llama.cpp place everything as `plan` says."""
+    options, n_devices = plan.options, len(plan.devices)
+    counts = tuple(float(n) for n in plan.split.counts(n_devices))
+    shares = counts if options.tensor_split is None else options.tensor_split
+    host_experts = any(device == HOST for device in plan.placement.placed.values())
+    return Launch(
+        model_path=plan.model.path,
+        n_gpu_layers=plan.split.n_gpu_layers if n_devices else 0,
+        tensor_split=shares if n_devices > 1 else (),
+        devices=options.device_names,
+        rpc=options.rpc,
+        split_mode=options.split_mode,
+        main_gpu=options.main_gpu,
+        rules=options.override_rules + plan.rules,
+        cpu_moe=options.cpu_moe,
+        n_cpu_moe=options.n_cpu_moe,
+        n_ctx=plan.context.n_ctx,
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        n_parallel=options.n_parallel,
+        kv_unified=options.kv_unified,
+        type_k=options.type_k.name.lower(),
+        type_v=options.type_v.name.lower(),
+        flash_attn=options.flash_attn,
+        swa_full=options.swa_full,
+        offload_kqv=options.offload_kqv,
+        op_offload=options.op_offload,
+        no_host=options.no_host,
+        load_mode=options.load_mode or ("none" if host_experts else "auto"),
+    )

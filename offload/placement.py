@@ -1,0 +1,66 @@
+"""Where everything goes, and what that costs: the one value every solver produces.
+
+`Placement` names the owner of each layer and each tensor that a rule moves.
+`price` is the referee: any placement from anyone (ours, first-N, a user's own
+command, `--fit`) is measured by the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from offload.backend import Backend
+from offload.compute import estimate_compute
+from offload.context import ContextOptions
+from offload.memory import Breakdown, measure_memory
+from offload.model import Model
+from offload.split import HOST, LayerSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """`placed` maps each tensor that leaves its owner to a device index or HOST."""
+
+    split: LayerSplit
+    placed: Mapping[str, int]
+    has_rules: bool
+    """Any override at all, even one that matches nothing, switches pipeline parallelism off."""
+
+    @property
+    def host_tensors(self) -> frozenset[str]:
+        """Tensors that rules send to the host."""
+        return frozenset(name for name, device in self.placed.items() if device == HOST)
+
+
+def price(
+    model: Model,
+    context: ContextOptions,
+    backends: Sequence[Backend],
+    placement: Placement,
+    *,
+    op_offload: bool,
+) -> Breakdown:
+    """Model, context and compute bytes of every device and the host for this placement.
+
+    Compute is the estimate of `offload.compute`, for llama-server's outputs: one
+    per slot (tools/server/server-context.cpp, `server_output_limits`, b11434).
+    """
+    memory = measure_memory(model, context, backends, placement.split, placement.placed)
+    compute = estimate_compute(
+        model,
+        context,
+        placement.split,
+        placement.host_tensors,
+        tuple(backends),
+        op_offload=op_offload,
+        n_outputs=context.n_parallel,
+        has_overrides=placement.has_rules,
+    )
+    return Breakdown(
+        devices=tuple(
+            replace(m, compute_bytes=c)
+            for m, c in zip(memory.devices, compute.devices, strict=True)
+        ),
+        host=replace(memory.host, compute_bytes=compute.host),
+    )

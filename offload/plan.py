@@ -1,0 +1,214 @@
+"""From a model, cards and options to a plan: the whole pipeline on one screen.
+
+`make_plan` resolves llama-server's defaults, lets a strategy choose the
+placement, prices it with the referee's own functions, writes the rules and
+says what it found. It is pure: the same values in give the same plan out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offload.advice import Advice, advise
+from offload.context import ContextOptions
+from offload.device import Device
+from offload.errors import UsageError
+from offload.memory import Breakdown
+from offload.model import Model
+from offload.options import DEFAULT_N_CTX_MAX, SERVER_SLOTS, PlanOptions
+from offload.placement import Placement
+from offload.rules import Rule, cpu_moe_rule, make_rules, n_cpu_moe_rules, replay
+from offload.split import HOST, LayerSplit
+from offload.strategy import Problem, solve_strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A placement with everything needed to print, emit, verify or compare it.
+
+    `rules` are ours only; the user's own (`options`) stand before them on the
+    command line. `short_bytes` is keyed by device index, HOST for the host.
+    """
+
+    model: Model
+    options: PlanOptions
+    context: ContextOptions
+    devices: tuple[Device, ...]
+    margins_bytes: tuple[int, ...]
+    host_free_bytes: int | None
+    placement: Placement
+    rules: tuple[Rule, ...]
+    memory: Breakdown
+    compute_source: str
+    short_bytes: Mapping[int, int]
+    advice: tuple[Advice, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """True when every device and the host hold their share."""
+        return not self.short_bytes
+
+    @property
+    def split(self) -> LayerSplit:
+        """Owner of every layer."""
+        return self.placement.split
+
+    def headroom_bytes(self, device: int) -> int:
+        """Free less margin less everything planned; negative where short."""
+        return (
+            self.devices[device].memory_free_bytes
+            - self.margins_bytes[device]
+            - self.memory.devices[device].total_bytes
+        )
+
+    def experts_on_host(self, device: int) -> tuple[int, ...]:
+        """Layers of this card with at least one routed-expert tensor on the host."""
+        mine = self.split.layers_of(device)
+        moved = {
+            t.il for t in self.model.expert_tensors if t.name in self.placement.host_tensors
+        }
+        return tuple(il for il in mine if il in moved)
+
+
+def make_plan(
+    model: Model,
+    devices: Sequence[Device],
+    options: PlanOptions,
+    *,
+    host_free_bytes: int | None = None,
+) -> Plan:
+    """Plan `model` on `devices` (in llama.cpp's order) with `options`.
+
+    Raises UsageError where options and devices do not go together. A plan that
+    does not fit is returned all the same, with `feasible` false and advice.
+    """
+    cards = _used_devices(devices, options)
+    margins = _margins(options.margin_bytes, len(cards))
+    problem = _problem(model, cards, margins, options, host_free_bytes)
+    priced = solve_strategy(problem, options.strategy)
+    ours = {
+        name: "CPU" if device == HOST else cards[device].buffer_type
+        for name, device in priced.placement.placed.items()
+        if name not in problem.user_placed
+    }
+    return Plan(
+        model=model,
+        options=options,
+        context=problem.context,
+        devices=cards,
+        margins_bytes=margins,
+        host_free_bytes=host_free_bytes,
+        placement=priced.placement,
+        rules=make_rules(ours, model.tensor_names) if ours else (),
+        memory=priced.memory,
+        compute_source="estimate",
+        short_bytes=priced.short_bytes,
+        advice=advise(problem, priced, options.strategy),
+    )
+
+
+def _problem(
+    model: Model,
+    cards: tuple[Device, ...],
+    margins: tuple[int, ...],
+    options: PlanOptions,
+    host_free_bytes: int | None,
+) -> Problem:
+    free = tuple(card.memory_free_bytes for card in cards)
+    user_rules = user_override_rules(options)
+    return Problem(
+        model=model,
+        context=resolve_context(model, options),
+        backends=tuple(card.backend for card in cards),
+        room_bytes=tuple(f - m for f, m in zip(free, margins, strict=True)),
+        free_bytes=free,
+        host_free_bytes=host_free_bytes,
+        op_offload=options.op_offload,
+        n_gpu_layers=options.n_gpu_layers,
+        tensor_split=_tensor_split(options.tensor_split, len(cards)),
+        user_placed=_user_placed(user_rules, model, cards),
+        has_user_rules=bool(user_rules),
+    )
+
+
+def resolve_context(model: Model, options: PlanOptions) -> ContextOptions:
+    """Fill llama-server's defaults in: slots, unified KV, context, batch bounds.
+
+    Mirrors tools/server/server.cpp (`n_parallel` auto) and the constructor of
+    llama_context (src/llama-context.cpp, b11434). `-c 0` means the training context.
+    """
+    n_ctx = options.n_ctx
+    if n_ctx is None:
+        n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX_MAX, DEFAULT_N_CTX_MAX)
+    elif n_ctx == 0:
+        n_ctx = model.n_ctx_train or DEFAULT_N_CTX_MAX
+    is_auto = options.n_parallel is None
+    unified = options.kv_unified
+    n_batch = min(options.n_batch, n_ctx)
+    return ContextOptions(
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_ubatch=min(options.n_ubatch, n_batch),
+        n_parallel=SERVER_SLOTS if options.n_parallel is None else options.n_parallel,
+        kv_unified=is_auto if unified is None else unified,
+        type_k=options.type_k,
+        type_v=options.type_v,
+        flash_attn=options.flash_attn is not False,
+        swa_full=options.swa_full,
+        offload_kqv=options.offload_kqv,
+    )
+
+
+def user_override_rules(options: PlanOptions) -> tuple[Rule, ...]:
+    """The user's `-ot`, `-cmoe` and `-ncmoe` as rules, in the order they are emitted."""
+    rules = options.override_rules
+    if options.cpu_moe:
+        rules += (cpu_moe_rule(),)
+    if options.n_cpu_moe:
+        rules += n_cpu_moe_rules(options.n_cpu_moe)
+    return rules
+
+
+def _user_placed(
+    rules: tuple[Rule, ...], model: Model, cards: Sequence[Device]
+) -> dict[str, int]:
+    if not rules:
+        return {}
+    index = {card.buffer_type: d for d, card in enumerate(cards)}
+    index |= {card.name: d for d, card in enumerate(cards)} | {"CPU": HOST}
+    placed: dict[str, int] = {}
+    for name, buffer_type in replay(rules, model.tensor_names).items():
+        if buffer_type not in index:
+            raise UsageError(
+                f"-ot …={buffer_type}: no such buffer type here; one of {', '.join(index)}"
+            )
+        placed[name] = index[buffer_type]
+    return placed
+
+
+def _used_devices(devices: Sequence[Device], options: PlanOptions) -> tuple[Device, ...]:
+    if options.n_gpu_layers == 0:
+        return ()
+    if options.split_mode == "none" and devices:
+        if not 0 <= options.main_gpu < len(devices):
+            raise UsageError(f"-mg {options.main_gpu}: there are {len(devices)} cards, from 0")
+        return (devices[options.main_gpu],)
+    return tuple(devices)
+
+
+def _margins(margins: tuple[int, ...], n_devices: int) -> tuple[int, ...]:
+    if len(margins) == 1:
+        return margins * n_devices
+    if len(margins) != n_devices:
+        raise UsageError(f"--margin has {len(margins)} values for {n_devices} cards; give 1 or {n_devices}")
+    return margins
+
+
+def _tensor_split(shares: tuple[float, ...] | None, n_devices: int) -> tuple[float, ...] | None:
+    """Pad with zeros as llama.cpp does; None where there is nothing to share."""
+    if shares is None or n_devices == 0:
+        return None
+    if len(shares) > n_devices and any(shares[n_devices:]):
+        raise UsageError(f"-ts has {len(shares)} shares for {n_devices} cards")
+    return (*shares, *(0.0,) * n_devices)[:n_devices]
