@@ -16,6 +16,8 @@ from typing import Final
 
 from offload.units import MIB
 
+_LINE_MAX: Final = 2000
+"""Characters of a line that are looked at; bounds the time on files that are no logs."""
 _LOAD_STARTS: Final = "loaded meta data with"
 _LAYER: Final = re.compile(r"layer\s+(\d+) assigned to device ([^\s,]+)")
 _OVERRIDE: Final = re.compile(
@@ -33,7 +35,7 @@ _DEVICE_ROW: Final = re.compile(
 _OTHER_ROW: Final = re.compile(r"\|\s+- (\S+)\s*\|\s*\d+ =\s*(\d+) \+\s*(\d+) \+\s*(\d+)\s*\|")
 _OUT_OF_MEMORY: Final = (
     # ggml-alloc.c and ggml-backend.cpp, any backend
-    re.compile(r"failed to allocate (?P<buft>\S+) buffer of size (?P<bytes>\d+)"),
+    re.compile(r"failed to allocate (?P<buft>\S+) buffer of size (?P<bytes>\d+)(?![\d.])"),
     # ggml-cuda.cu, CUDA and ROCm
     re.compile(r"allocating (?P<mib>[\d.]+) MiB on device (?P<i>\d+): \w+ failed: out of memory"),
     # ggml-vulkan
@@ -127,7 +129,7 @@ def parse_log(lines: Iterable[str]) -> LoadLog:
 def parse_out_of_memory(line: str) -> AllocationFailure | None:
     """The failed allocation this line tells of, if it does."""
     for pattern in _OUT_OF_MEMORY:
-        if match := pattern.search(line):
+        if match := pattern.search(line[:_LINE_MAX]):
             found = match.groupdict()
             n_bytes = int(found["bytes"]) if "bytes" in found else None
             if "mib" in found:
@@ -142,7 +144,7 @@ def parse_out_of_memory(line: str) -> AllocationFailure | None:
 
 def last_words(lines: Iterable[str], n: int = 12) -> tuple[str, ...]:
     """The last `n` lines that say something, for error messages."""
-    return tuple(text for line in lines if (text := line.rstrip()))[-n:]
+    return tuple(text for line in lines if (text := line[:_LINE_MAX].rstrip()))[-n:]
 
 
 def telling_line(lines: Iterable[str]) -> str:
@@ -165,24 +167,25 @@ def _parse_load(lines: Iterable[str]) -> LoadLog:
     n_splits: int | None = None
     offloaded: tuple[int, int] | None = None
     pipeline_parallel = False
-    for line in lines:
-        if match := _LAYER.search(line):
+    for whole_line in lines:
+        line = whole_line[:_LINE_MAX]
+        if "assigned to device" in line and (match := _LAYER.search(line)):
             layers[int(match[1])] = match[2]
-        elif match := _OVERRIDE.search(line):
+        elif "overridden to" in line and (match := _OVERRIDE.search(line)):
             overridden[match[1]] = match[2]
-        elif match := _BUFFER.search(line):
+        elif "buffer size" in line and (match := _BUFFER.search(line)):
             key, n_bytes = (match[1], match[2].split()[0]), round(float(match[3]) * MIB)
             # caches may print one line per part; graphs are reserved anew and replace
             buffers[key] = n_bytes + (0 if match[2] == "compute" else buffers.get(key, 0))
-        elif match := _CACHE_SIZE.search(line):
+        elif " cells," in line and (match := _CACHE_SIZE.search(line)):
             cache_mib += float(match[1])
-        elif row := _parse_row(line):
+        elif "|   - " in line and (row := _parse_row(line)):
             rows[row.name] = row
-        elif failure := parse_out_of_memory(line):
+        elif "alloc" in line and (failure := parse_out_of_memory(line)):
             failures.append(failure)
-        elif match := _SPLITS.search(line):
+        elif "splits = " in line and (match := _SPLITS.search(line)):
             n_splits = int(match[1])
-        elif match := _OFFLOADED.search(line):
+        elif "offloaded " in line and (match := _OFFLOADED.search(line)):
             offloaded = (int(match[1]), int(match[2]))
         elif "pipeline parallelism enabled" in line:
             pipeline_parallel = True
