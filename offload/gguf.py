@@ -40,6 +40,7 @@ _TENSOR_TAIL: Final = tuple(struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 
 _KEY_BYTES_MIN: Final = 8 + 1 + 4 + 1
 _TENSOR_BYTES_MIN: Final = 8 + 4 + 4 + 8
 
+_U32_ID: Final = _U32.pack(4)
 _STRING: Final = 8
 _ARRAY: Final = 9
 _SCALARS: Final = {
@@ -177,6 +178,8 @@ def _read_metadata(reader: HeaderBytes, n_keys: int) -> dict[str, Value]:
             raise reader.error(f"metadata key {i_key} is empty; {DAMAGED}")
         if key in metadata:
             raise reader.error(f"metadata key stands twice in the header; {DAMAGED}")
+        if key == "general.alignment" and reader.peek(_U32.size) != _U32_ID:
+            raise reader.error(f"the alignment is not a 32-bit number; {DAMAGED}")
         metadata[key] = _read_value(reader)
     return metadata
 
@@ -223,10 +226,9 @@ def _read_array(reader: HeaderBytes) -> Value:
 
 def _alignment(reader: HeaderBytes, metadata: Mapping[str, Value]) -> int:
     """`general.alignment`, a power of two; 32 (GGUF_DEFAULT_ALIGNMENT) where it is not set."""
-    alignment = metadata.get("general.alignment", 32)
     reader.key = "general.alignment"
-    if not isinstance(alignment, int) or isinstance(alignment, bool):
-        raise reader.error(f"the alignment is no integer; {DAMAGED}")
+    alignment = metadata.get(reader.key, 32)
+    assert isinstance(alignment, int)  # _read_metadata has seen to it
     if alignment <= 0 or alignment & (alignment - 1):
         raise reader.error(f"the alignment {alignment} is not a power of 2; {DAMAGED}")
     return alignment
@@ -312,7 +314,7 @@ def _check_extents(
 
 
 def _decode(raw: bytes) -> str:
-    """Text that can always be printed; bytes that are not UTF-8 show as `\\xff`."""
+    r"""Text that can always be encoded; bytes that are not UTF-8 show as `\xff`."""
     return raw.decode("utf-8", "backslashreplace")
 
 

@@ -94,8 +94,8 @@ class HeaderBytes:
 
     def peek(self, n_bytes: int) -> bytes:
         """Up to `n_bytes` of the next bytes, fewer at the end; the reader stays where it is."""
-        n_bytes = min(n_bytes, self._file_bytes - self.offset)
-        self._index = self._claim(n_bytes, "the first bytes")
+        if self._index + n_bytes > len(self._window):
+            self._move_window(0, "the first bytes")
         return self._window[self._index : self._index + n_bytes]
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
