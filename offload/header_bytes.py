@@ -19,6 +19,7 @@ DAMAGED: Final = "the file is damaged: download it again"
 INCOMPLETE: Final = "the download is incomplete or the file damaged: resume it or download again"
 
 _WINDOW_BYTES: Final = 1 << 20
+_SHOWN_MAX: Final = 80
 _U64: Final = struct.Struct("<Q")
 
 ReadAt: TypeAlias = Callable[[int, int], bytes]
@@ -29,6 +30,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text from a file, for a message of one line."""
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
 class HeaderBytes:
@@ -61,7 +67,7 @@ class HeaderBytes:
             printable(message),
             path=printable(self._path),
             offset_bytes=self.offset if offset is None else offset,
-            key=self.key,
+            key=shortened(self.key),
         )
 
     def check_room(self, n_bytes: int, what: str) -> None:

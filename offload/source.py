@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 
 from offload.errors import GGUFError
 from offload.gguf import GGUFHeader, TensorInfo, parse_header_at
-from offload.header_bytes import printable
+from offload.header_bytes import printable, shortened
 
 _PART: Final = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})\.gguf", re.ASCII | re.DOTALL)
 _PARTS_MAX: Final = (1 << 16) - 1  # split.count is a uint16
@@ -124,7 +124,7 @@ def _check_part(part: GGUFHeader, i_file: int, first: GGUFHeader, n_parts: int) 
         if mine is not None and mine != theirs:
             raise _error(
                 part.path,
-                f"says {printable(str(mine))}, the first part says {printable(str(theirs))}: "
+                f"says {_shown(mine)}, the first part says {_shown(theirs)}: "
                 f"it is a part of another model; {_AGAIN}",
                 key=key,
             )
@@ -211,6 +211,10 @@ def _missing_advice(path: str) -> str:
     if parts:
         return f"no such file, but a split model of that name: give {printable(parts[0])}"
     return "no such file; check the path"
+
+
+def _shown(value: object) -> str:
+    return printable(shortened(str(value)))
 
 
 def _error(path: str, message: str, *, key: str = "") -> GGUFError:

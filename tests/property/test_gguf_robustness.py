@@ -64,7 +64,7 @@ def test_cut_at_every_offset(version: int) -> None:
         assert parse_header(data[:n_bytes]).tensors == parse_header(data).tensors
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1500, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, DATA_START - 1), st.integers(1, 255)), min_size=1, max_size=8)
 )
@@ -76,7 +76,7 @@ def test_flipped_bytes(flips: list[tuple[int, int]]) -> None:
     read_or_refuse(bytes(data))
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1500, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -96,14 +96,14 @@ def test_absurd_numbers_anywhere(fields: list[tuple[int, int, int]]) -> None:
     read_or_refuse(bytes(data))
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([b"", b"GGUF", SMALL[:8], SMALL[:24]]))
 def test_any_bytes(rest: bytes, start: bytes) -> None:
     """Random bytes, alone or behind a good beginning, give a header or one error."""
     read_or_refuse(start + rest)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(24, 150), st.integers(1, 255)), max_size=3)
 )
@@ -206,7 +206,7 @@ def tensor_specs(draw: st.DrawFn) -> tuple[GGMLQuantizationType, tuple[int, ...]
     return type_, (*rows, unit * draw(st.integers(1, 3)))
 
 
-@settings(max_examples=250)
+@settings(max_examples=250, deadline=None)
 @given(
     metadata=st.dictionaries(TEXT.map("x.{}".format), typed_values(), max_size=8),
     tensors=st.dictionaries(

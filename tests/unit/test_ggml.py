@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.ggml import TYPES, TYPES_BY_NAME, GGMLType, row_bytes, tensor_bytes, type_by_id
@@ -46,6 +46,7 @@ def test_quantised_types() -> None:
     assert plain == {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
 
 
+@settings(deadline=None)
 @given(st.sampled_from(KNOWN), st.lists(st.integers(1, 40), min_size=1, max_size=4))
 def test_tensor_bytes(type_: GGMLType, blocks: list[int]) -> None:
     """A tensor is as many blocks as its rows hold, times its rows."""

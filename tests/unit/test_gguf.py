@@ -347,6 +347,12 @@ def test_text_that_drives_terminals() -> None:
     str(read).encode()
 
 
+def test_long_names_in_messages() -> None:
+    """A key of thousands of bytes, as a damaged length makes, is shortened in the message."""
+    error = refusal(gguf([key("k" * 60000, "u8", 1)] * 2))
+    assert error.key == "k" * 80 + "…"
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

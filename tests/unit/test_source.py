@@ -148,6 +148,7 @@ def test_many_missing_parts(tmp_path: Path) -> None:
         ({1: {"count": 4}}, 1, "says 4, the first part says 3: it is a part of another model"),
         ({2: {"n_tensors": 5}}, 2, "says 5, the first part says 4"),
         ({2: {"arch": "qwen3moe"}}, 2, "says qwen3moe, the first part says llama"),
+        ({2: {"arch": "x" * 9999}}, 2, f"says {'x' * 80}…, the first part says llama"),
         ({2: {"names": ["b"]}}, 2, "also in m-00002-of-00003.gguf"),
         ({2: {"names": ["d", "e"]}}, 0, "has 4 tensors, its 3 parts hold 5"),
         ({2: {"names": []}}, 0, "has 4 tensors, its 3 parts hold 3"),
