@@ -31,7 +31,8 @@ def _parse(text: str, what: str, example: str) -> int:
     factor = _FACTOR.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise UsageError(f"{what} {text!r} is not a size; write it like {example}")
-    value = round(float(match[1]) * factor)
+    number = match[1]
+    value = round(float(number) * factor) if "." in number else int(number) * factor
     if value > _SIZE_MAX_BYTES:
         raise UsageError(f"{what} {text!r} is larger than any machine; write it like {example}")
     return value
