@@ -32,7 +32,7 @@ _SIZES = (
     ("--head-dim", "n_embd_head", "width of one head"),
     ("--dense-lead", "n_layer_dense_lead", "leading layers without experts"),
     ("--nextn", "n_layer_nextn", "MTP blocks"),
-    ("--vocab-size", "n_vocab", "tokens, at least 259"),
+    ("--vocab-size", "n_vocab", "tokens, at least 260"),
     ("--ctx", "n_ctx_train", "train context"),
 )
 

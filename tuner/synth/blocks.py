@@ -52,6 +52,8 @@ _UE4M3_ONE: Final = 0x38  # NVFP4: four small floats per block, three bits of ma
 _FP4_STD: Final = 2.92  # deviation of FP4 weights at scale 1 (the code book is doubled)
 _FLOATS: Final = ("F32", "F16", "BF16")
 _N_FLOATS: Final = 65537
+_HEADS: Final = ("output.weight", "token_embd.weight")  # the latter where the output is tied
+_END_TOKEN: Final = 2  # of the byte vocabulary
 _POOL_BYTES: Final = 1 << 22
 _CHUNK_BYTES: Final = 1 << 22
 
@@ -108,6 +110,16 @@ def _role_of(t: FileTensor) -> tuple[float, float]:
     return 0.0, 1 / math.sqrt(t.shape[0])
 
 
+def _walk(pool: bytearray, place: int, n_bytes: int) -> Iterator[memoryview]:
+    """`n_bytes` from the pool in chunks, starting at `place` and over again from its start."""
+    view = memoryview(pool)
+    while n_bytes:
+        chunk = view[place : place + min(n_bytes, _CHUNK_BYTES)]
+        yield chunk
+        n_bytes -= len(chunk)
+        place = (place + len(chunk)) % len(pool)
+
+
 class RandomData:
     """Deterministic data for the tensors of one file: calling it with a tensor yields chunks."""
 
@@ -124,12 +136,15 @@ class RandomData:
         pool = self._floats(t) if t.type.name in _FLOATS else self._blocks(t)
         unit = t.type.block_bytes
         place = random.Random(f"{self._seed} {t.name}").randrange(len(pool) // unit) * unit
-        view, left = memoryview(pool), t.n_bytes
-        while left:
-            chunk = view[place : place + min(left, _CHUNK_BYTES)]
-            yield chunk
-            left -= len(chunk)
-            place = (place + len(chunk)) % len(pool)
+        if t.name not in _HEADS:
+            yield from _walk(pool, place, t.n_bytes)
+            return
+        # the end token's row is zero, so that its logit is too and generation goes on
+        row_bytes = t.n_bytes // t.shape[1]
+        before = row_bytes * _END_TOKEN
+        yield from _walk(pool, place, before)
+        yield memoryview(bytes(row_bytes))
+        yield from _walk(pool, (place + before) % len(pool), t.n_bytes - before - row_bytes)
 
     def _blocks(self, t: FileTensor) -> bytearray:
         key = (t.type.name, t.shape[0])

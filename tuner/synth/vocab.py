@@ -18,7 +18,7 @@ from tuner.synth.container import Typed, Value
 VOCABS: Final = ("none", "full", "bytes")
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _SPECIAL: Final = (("<unk>", _UNKNOWN), ("<s>", _CONTROL), ("</s>", _CONTROL))
-N_VOCAB_BYTES_MIN: Final = len(_SPECIAL) + 256
+N_VOCAB_BYTES_MIN: Final = len(_SPECIAL) + 256 + 1  # special, bytes, the space
 
 
 def _word(i: int) -> str:
@@ -62,8 +62,8 @@ def _sentencepiece(n_vocab: int) -> dict[str, Value]:
         raise UsageError(f"a byte vocabulary needs at least {N_VOCAB_BYTES_MIN} tokens")
     n_words = n_vocab - N_VOCAB_BYTES_MIN
     tokens = [text for text, _ in _SPECIAL] + [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens += ["▁" + _word(i) for i in range(n_words)]
-    types = [kind for _, kind in _SPECIAL] + [_BYTE] * 256 + [_NORMAL] * n_words
+    tokens += ["▁", *("▁" + _word(i) for i in range(n_words))]
+    types = [kind for _, kind in _SPECIAL] + [_BYTE] * 256 + [_NORMAL] * (n_words + 1)
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
