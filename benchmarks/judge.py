@@ -164,7 +164,9 @@ class Tally:
             )
 
 
-def judge(paths: Sequence[Path], n_cells: int, seed: int) -> Iterator[tuple[Cell, str | None, Verification | None]]:
+def judge(
+    paths: Sequence[Path], n_cells: int, seed: int
+) -> Iterator[tuple[Cell, str | None, Verification | None]]:
     """Draw and check cells over `paths` in turn: (cell, refusal, verification)."""
     rng = random.Random(seed)
     models = [(path, make_model(read_header(path))) for path in paths]

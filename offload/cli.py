@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
@@ -86,7 +87,7 @@ def _print(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # nobody reads any more: keep the interpreter from complaining at exit
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
 
 
 def _print_json(value: object) -> None:
@@ -153,12 +154,8 @@ def _machine(
     is_described = (sizes is not None and counted) or (
         gpu is not None and all(":" in text for text in gpu)
     )
-    found = (
-        Machine(host=probe_host()) if is_described else probe_machine(llama_server, endpoints)
-    )
-    cards = devices_from_flags(
-        gpus, sizes, tuple(gpu or ()), rpc=endpoints, found=found.devices
-    )
+    found = Machine(host=probe_host()) if is_described else probe_machine(llama_server, endpoints)
+    cards = devices_from_flags(gpus, sizes, tuple(gpu or ()), rpc=endpoints, found=found.devices)
     return replace(found, devices=cards)
 
 
@@ -283,7 +280,7 @@ def _print_plan(made: Plan, output: Output, llama_server: str | None) -> int:
     if llama_server is not None:
         from offload.engine.binaries import supported_flags
 
-        known, program = supported_flags(llama_server), llama_server
+        known, program = supported_flags(Path(llama_server)), llama_server
     argv = emit_server_args(make_launch(made), program, known)
     if output is Output.JSON:
         _print_json(plan_to_json(made) | {"argv": list(argv)})
@@ -413,7 +410,7 @@ def emit(
     if llama_server is not None:
         from offload.engine.binaries import supported_flags
 
-        known = supported_flags(llama_server)
+        known = supported_flags(Path(llama_server))
     _print(quote_argv(emit_server_args(launch, llama_server or "llama-server", known)))
     return 0
 

@@ -140,8 +140,7 @@ def measure_memory(
             rows = by_backend[backend] = context_bytes_by_layer(model, options, backend)
         contexts[owner if options.offload_kqv else HOST] += rows[il]
     sums = [
-        MemoryBytes(model_bytes=w, context_bytes=c)
-        for w, c in zip(weights, contexts, strict=True)
+        MemoryBytes(model_bytes=w, context_bytes=c) for w, c in zip(weights, contexts, strict=True)
     ]
     return Breakdown(devices=tuple(sums[:-1]), host=sums[-1])
 

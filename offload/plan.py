@@ -65,9 +65,7 @@ class Plan:
     def experts_on_host(self, device: int) -> tuple[int, ...]:
         """Layers of this card with at least one routed-expert tensor on the host."""
         mine = self.split.layers_of(device)
-        moved = {
-            t.il for t in self.model.expert_tensors if t.name in self.placement.host_tensors
-        }
+        moved = {t.il for t in self.model.expert_tensors if t.name in self.placement.host_tensors}
         return tuple(il for il in mine if il in moved)
 
 
@@ -170,9 +168,7 @@ def user_override_rules(options: PlanOptions) -> tuple[Rule, ...]:
     return rules
 
 
-def _user_placed(
-    rules: tuple[Rule, ...], model: Model, cards: Sequence[Device]
-) -> dict[str, int]:
+def _user_placed(rules: tuple[Rule, ...], model: Model, cards: Sequence[Device]) -> dict[str, int]:
     if not rules:
         return {}
     index = {card.buffer_type: d for d, card in enumerate(cards)}
@@ -201,7 +197,9 @@ def _margins(margins: tuple[int, ...], n_devices: int) -> tuple[int, ...]:
     if len(margins) == 1:
         return margins * n_devices
     if len(margins) != n_devices:
-        raise UsageError(f"--margin has {len(margins)} values for {n_devices} cards; give 1 or {n_devices}")
+        raise UsageError(
+            f"--margin has {len(margins)} values for {n_devices} cards; give 1 or {n_devices}"
+        )
     return margins
 
 

@@ -25,7 +25,9 @@ def read_launch(path: str) -> Launch:
                 text = file.read(_PLAN_MAX_BYTES)
         data = json.loads(text)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}; give a plan saved with -o json") from None
+        raise UsageError(
+            f"{path}: {error.strerror or error}; give a plan saved with -o json"
+        ) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path}: not JSON; write it with offload plan MODEL -o json") from None
     if not isinstance(data, dict) or data.get("schema_version") != 1:

@@ -174,9 +174,7 @@ def _even_boundaries(cards: Sequence[CardTable], start: int, n_units: int) -> li
     return _bisect(cards, start, n_units, level=1.0)
 
 
-def _bisect(
-    cards: Sequence[CardTable], start: int, n_units: int, level: float | None
-) -> list[int]:
+def _bisect(cards: Sequence[CardTable], start: int, n_units: int, level: float | None) -> list[int]:
     low, high = 0.0, 1.0
     best: list[int] | None = None
     for _ in range(_BISECTIONS):

@@ -119,9 +119,7 @@ def _priced(problem: Problem, placement: Placement) -> Priced:
         for t in problem.model.expert_tensors
         if placement.placed.get(t.name, placement.split.owners[t.il or 0]) == HOST
     )
-    return Priced(
-        placement=placement, memory=memory, short_bytes=short, host_expert_bytes=experts
-    )
+    return Priced(placement=placement, memory=memory, short_bytes=short, host_expert_bytes=experts)
 
 
 def _solve_own(problem: Problem) -> Priced:
@@ -129,13 +127,13 @@ def _solve_own(problem: Problem) -> Priced:
     fixed = problem.n_host_layers
     untouched = _even_without_relief(problem, fixed or 0)
     if untouched.fits or not problem.model.expert_tensors:
-        return untouched if fixed is not None else _fewest_host_layers(problem, _even_without_relief)
+        return (
+            untouched if fixed is not None else _fewest_host_layers(problem, _even_without_relief)
+        )
     return _fewest_host_layers(problem, _spread)
 
 
-def _fewest_host_layers(
-    problem: Problem, solve: Callable[[Problem, int], Priced]
-) -> Priced:
+def _fewest_host_layers(problem: Problem, solve: Callable[[Problem, int], Priced]) -> Priced:
     """Fewest whole layers on the host with which `solve` fits; the user's `-ngl` is kept.
 
     Leaving more layers on the host never needs more card memory, so the count is
@@ -209,9 +207,7 @@ def _iterate(
 
 
 def _all_experts(problem: Problem) -> dict[str, int]:
-    return {
-        t.name: HOST for t in problem.model.expert_tensors if t.name not in problem.user_placed
-    }
+    return {t.name: HOST for t in problem.model.expert_tensors if t.name not in problem.user_placed}
 
 
 def _relieved(solution: Solution) -> dict[str, int]:
@@ -220,9 +216,7 @@ def _relieved(solution: Solution) -> dict[str, int]:
     }
 
 
-def _placement(
-    problem: Problem, solution: Solution, placed: Mapping[str, int]
-) -> Placement:
+def _placement(problem: Problem, solution: Solution, placed: Mapping[str, int]) -> Placement:
     split = split_by_counts(problem.model.n_layer, solution.counts)
     moved = {
         name: device
@@ -275,9 +269,7 @@ def _user_bytes(problem: Problem) -> list[int]:
         for tensor in problem.model.tensors:
             device = problem.user_placed.get(tensor.name, HOST)
             if device != HOST and tensor.loaded:
-                charged[device] += problem.backends[device].padded_bytes(
-                    tensor.type, tensor.shape
-                )
+                charged[device] += problem.backends[device].padded_bytes(tensor.type, tensor.shape)
     return charged
 
 
@@ -298,9 +290,7 @@ def _pinned(table: LayerBytes) -> LayerBytes:
     """The same table with every expert counted as staying."""
     fixed = tuple(f + e for f, e in zip(table.fixed_bytes, table.expert_bytes, strict=True))
     nothing = ((),) * len(fixed)
-    return replace(
-        table, fixed_bytes=fixed, expert_units=nothing, expert_bytes=(0,) * len(fixed)
-    )
+    return replace(table, fixed_bytes=fixed, expert_units=nothing, expert_bytes=(0,) * len(fixed))
 
 
 def _fewest_experts(problem: Problem, *, from_last: bool) -> Priced:
@@ -321,9 +311,7 @@ def _fewest_experts(problem: Problem, *, from_last: bool) -> Priced:
     def tried(n: int) -> Priced:
         chosen = set(order[:n])
         placed = {
-            name: device
-            for name, device in experts.items()
-            if int(name.split(".", 2)[1]) in chosen
+            name: device for name, device in experts.items() if int(name.split(".", 2)[1]) in chosen
         }
         return _priced(problem, _placement(problem, solution, placed))
 

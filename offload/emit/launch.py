@@ -54,7 +54,9 @@ class Launch:
     def from_json(cls, data: Any) -> Launch:
         """Read what `to_json` wrote; UsageError names the key that is missing or wrong."""
         if not isinstance(data, Mapping):
-            raise UsageError("the plan has no 'launch' object; was it written by offload plan -o json?")
+            raise UsageError(
+                "the plan has no 'launch' object; was it written by offload plan -o json?"
+            )
         values: dict[str, Any] = {}
         for item in fields(cls):
             if item.name not in data:
@@ -81,7 +83,9 @@ class Launch:
             value = getattr(self, item.name)
             is_bool = isinstance(value, bool) and "bool" not in str(item.type)
             if kind is not None and (is_bool or not isinstance(value, kind)):
-                raise UsageError(f"the plan's 'launch' has {item.name} = {value!r}, not {item.type}")
+                raise UsageError(
+                    f"the plan's 'launch' has {item.name} = {value!r}, not {item.type}"
+                )
         texts = [*self.devices]
         for rule in self.rules:
             texts += (rule.pattern, rule.buffer_type)

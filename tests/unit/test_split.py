@@ -27,9 +27,9 @@ def _owners_by_numpy(n_layer: int, n_gpu_layers: int, shares: list[float]) -> li
 @given(
     n_layer=st.integers(1, 200),
     n_gpu_layers=st.integers(1, 220),
-    shares=st.lists(
-        st.floats(0, 1e6, width=32, allow_nan=False), min_size=1, max_size=8
-    ).filter(lambda s: sum(s) > 1e-3),
+    shares=st.lists(st.floats(0, 1e6, width=32, allow_nan=False), min_size=1, max_size=8).filter(
+        lambda s: sum(s) > 1e-3
+    ),
 )
 def test_owners_equal_float32_upper_bound(
     n_layer: int, n_gpu_layers: int, shares: list[float]
