@@ -97,13 +97,14 @@ class _Process:
 
     def _drain(self, stream: IO[bytes], chunks: list[bytes]) -> None:
         n_bytes = 0
-        while chunk := stream.read1(1 << 16):  # type: ignore[attr-defined]
-            n_bytes += len(chunk)
-            if n_bytes > _OUTPUT_MAX_BYTES:
-                self.is_too_long = True
-                self.kill()
-                return
-            chunks.append(chunk)
+        with stream:
+            while chunk := stream.read1(1 << 16):  # type: ignore[attr-defined]
+                n_bytes += len(chunk)
+                if n_bytes > _OUTPUT_MAX_BYTES:
+                    self.is_too_long = True
+                    self.kill()
+                    return
+                chunks.append(chunk)
 
     def kill(self) -> None:
         """End the child and whatever it started."""
