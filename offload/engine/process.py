@@ -92,9 +92,11 @@ def started(
         _end(process, by_itself=not python)
 
 
-def run_program(argv: Sequence[str], *, timeout_s: float) -> Finished:
+def run_program(
+    argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] = _UNCHANGED
+) -> Finished:
     """Run a program to its end, whatever its exit code; LlamaCppError on a time-out."""
-    return _run(argv, python=False, request=None, timeout_s=timeout_s)
+    return _run(argv, python=False, request=None, timeout_s=timeout_s, environment=environment)
 
 
 def run_job(
