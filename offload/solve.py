@@ -3,16 +3,18 @@
 The own-layer spread. Ranges are contiguous and in device order because
 llama.cpp assigns layers that way; a card that is short sends routed experts of
 its *own* layers to the host: one run of neighbouring layers, topped up by
-single matrices of the layer next to it, the fewest bytes that make it fit.
+single matrices of the next two, the fewest bytes that make it fit.
 Bytes sent by each card depend only on its range, so the ranges are chosen by a
 dynamic programme over (card, first unit), in a window around the even fill.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, combinations
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 from offload.memory import ExpertUnit, LayerBytes
@@ -24,6 +26,9 @@ _DRIFT_PER_LAYER: Final = 0.002
 """A boundary leaves the even fill only for a saving of this share of the host bytes a layer."""
 
 _BISECTIONS: Final = 24
+
+_UNITS_MAX: Final = 6
+"""Matrices of one layer that may move alone; up, gate and down, each with a channel twin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +66,15 @@ class CardTable:
     budget_bytes: int
     fixed_sum: list[int] = field(init=False)
     expert_sum: list[int] = field(init=False)
-    partial: list[tuple[tuple[int, tuple[ExpertUnit, ...]], ...]] = field(init=False)
+    unit_sizes: list[tuple[int, ...]] = field(init=False)
     _memo: dict[tuple[int, int], Relief] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fixed_sum = [0, *accumulate(self.layer_bytes.fixed_bytes)]
         self.expert_sum = [0, *accumulate(self.layer_bytes.expert_bytes)]
-        self.partial = [_proper_subsets(units) for units in self.layer_bytes.expert_units]
+        self.unit_sizes = [
+            tuple(unit.n_bytes for unit in units) for units in self.layer_bytes.expert_units
+        ]
 
     def fixed(self, first: int, end: int) -> int:
         """Bytes that must stay when the card owns units [first, end)."""
@@ -98,10 +105,10 @@ class CardTable:
         return self._cheapest_run(first, end, need)
 
     def _cheapest_run(self, first: int, end: int, need: int) -> Relief:
-        """Whole layers [i, j) and at most a part of layer j, the smallest sum of `need` or more."""
-        sums, rows = self.expert_sum, self.layer_bytes.expert_bytes
+        """Whole layers [i, j) and parts of layers j and j + 1, the smallest sum of `need` or more."""
+        sums = self.expert_sum
         best = sums[end] - sums[first] + 1
-        choice: tuple[int, int, tuple[ExpertUnit, ...]] = (first, end, ())
+        choice: tuple[int, int, int, int] = (first, end, 0, 0)
         j = first
         for i in range(first, end):
             j = max(j, i)
@@ -109,31 +116,60 @@ class CardTable:
                 j += 1
             if j == end:
                 break
-            missing = need - (sums[j] - sums[i])
-            part_bytes, part = rows[j], self.layer_bytes.expert_units[j]
-            for n_bytes, units in self.partial[j]:
-                if missing <= n_bytes < part_bytes:
-                    part_bytes, part = n_bytes, units
-            total = sums[j] - sums[i] + part_bytes
-            if total < best:
-                best, choice = total, (i, j, part)
-        i, j, part = choice
-        return Relief(units=_units(self.layer_bytes, i, j) + part, n_bytes=best)
+            # layer j is the one that would do; the cut may also begin one layer before it
+            for start in range(max(i, j - 1), j + 1):
+                whole = sums[start] - sums[i]
+                found = self._tail(start, end, need - whole)
+                if found is not None and whole + found[0] < best:
+                    best, choice = whole + found[0], (i, start, found[1], found[2])
+        i, start, mask, mask_next = choice
+        units = _units(self.layer_bytes, i, start)
+        if start < end:
+            units += _masked(self.layer_bytes.expert_units[start], mask)
+        if start + 1 < end:
+            units += _masked(self.layer_bytes.expert_units[start + 1], mask_next)
+        return Relief(units=units, n_bytes=best)
+
+    def _tail(self, j: int, end: int, missing: int) -> tuple[int, int, int] | None:
+        """Cheapest matrices of layers j and j + 1 of `missing` bytes or more: sum and two masks."""
+        sizes = self.unit_sizes[j]
+        sizes_next = self.unit_sizes[j + 1] if j + 1 < end else ()
+        table = _pair_sums(sizes, sizes_next)
+        at = bisect_left(table, (missing, 0, 0, 0))
+        if at == len(table):
+            return None
+        total, _, mask, mask_next = table[at]
+        return total, mask, mask_next
 
 
 def _units(table: LayerBytes, first: int, end: int) -> tuple[ExpertUnit, ...]:
     return tuple(unit for row in table.expert_units[first:end] for unit in row)
 
 
-def _proper_subsets(
-    units: tuple[ExpertUnit, ...],
-) -> tuple[tuple[int, tuple[ExpertUnit, ...]], ...]:
-    """Every non-empty proper subset with its bytes, fewest units first."""
-    return tuple(
-        (sum(u.n_bytes for u in subset), subset)
-        for size in range(1, len(units))
-        for subset in combinations(units, size)
-    )
+def _masked(units: tuple[ExpertUnit, ...], mask: int) -> tuple[ExpertUnit, ...]:
+    return tuple(unit for k, unit in enumerate(units) if mask >> k & 1)
+
+
+@lru_cache(maxsize=4096)
+def _pair_sums(
+    sizes: tuple[int, ...], sizes_next: tuple[int, ...]
+) -> list[tuple[int, int, int, int]]:
+    """(sum, units, mask, mask of the next layer) of every choice, sorted; fewest units first."""
+    table = [
+        (a + b, mask.bit_count() + mask_next.bit_count(), mask, mask_next)
+        for mask, a in enumerate(_subset_sums(sizes))
+        for mask_next, b in enumerate(_subset_sums(sizes_next))
+    ]
+    table.sort()
+    return table
+
+
+def _subset_sums(sizes: tuple[int, ...]) -> list[int]:
+    """Sum of each subset, indexed by its bit mask; a layer has at most a handful of matrices."""
+    sums = [0]
+    for size in sizes[:_UNITS_MAX]:
+        sums += [total + size for total in sums]
+    return sums
 
 
 def solve_spread(cards: Sequence[CardTable], n_host_layers: int = 0) -> Solution:
