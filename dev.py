@@ -131,7 +131,7 @@ def install(name: str, *args: str, state: str = "") -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     say(f"{name}: installing into {VENV}")
-    if run(PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "-q", *args):
+    if run(PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "-qq", *args):
         sys.exit(f"{name} could not be installed; pip says why above")
     stamp.write_text(wanted)
 
