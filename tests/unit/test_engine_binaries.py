@@ -119,6 +119,9 @@ def test_find_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_binary("llama-server", tmp_path) == server
     assert find_binary("llama-fit-params", server) == fit
     assert find_binary("llama-bench", tmp_path) is None
+    assert find_binary("llama-cli", server) is None
+    mine = program(tmp_path / "my-build", "")
+    assert find_binary("llama-server", mine) == mine
     assert find_binary("llama-cli", tmp_path / "gone") is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_binary("llama-server") == server
