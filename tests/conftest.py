@@ -1,6 +1,6 @@
 """What holds for all tests: how hypothesis searches, and where llama.cpp's own programs are.
 
-`dev.py setup` leaves the programs in llama.cpp/bin of the virtual environment;
+`python3 -m dev setup` leaves the programs in the folder llama.cpp of the virtual environment;
 OFFLOAD_LLAMA_BIN_DIR names another build's folder. Either goes first on PATH.
 """
 
@@ -22,9 +22,11 @@ settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-LLAMA_BIN_DIR = os.environ.get("OFFLOAD_LLAMA_BIN_DIR") or f"{sys.prefix}/llama.cpp/bin"
+LLAMA_BIN_DIR = os.environ.get("OFFLOAD_LLAMA_BIN_DIR") or f"{sys.prefix}/llama.cpp"
 if Path(LLAMA_BIN_DIR).is_dir():
     os.environ["PATH"] = os.pathsep.join((LLAMA_BIN_DIR, os.environ["PATH"]))
+if Path(f"{sys.prefix}/llama.cpp-vulkan").is_dir():
+    os.environ.setdefault("OFFLOAD_VULKAN_LIBRARIES", f"{sys.prefix}/llama.cpp-vulkan")
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +41,7 @@ def archs_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         return
     program = shutil.which("test-llama-archs")
     if program is None:
-        what = "test-llama-archs is not on PATH; `python3 dev.py setup` builds it"
+        what = "test-llama-archs is not on PATH; `python3 -m dev setup` builds it"
         if os.environ.get("OFFLOAD_REQUIRE_LLAMA") == "1":
             pytest.fail(f"OFFLOAD_REQUIRE_LLAMA=1, but {what}")
         pytest.skip(what)

@@ -117,14 +117,18 @@ def test_layers_have_no_ghosts() -> None:
 
 
 def test_readme_commands_are_there() -> None:
-    """Every dev.py command of the README, and every file it links to, exists."""
+    """Every set-up command of the README, and every file it links to, exists."""
     readme = (ROOT / "README.md").read_text()
     known = subprocess.run(
-        [sys.executable, "dev.py", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "dev", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     ).stdout
-    commands = set(re.findall(r"python3 dev\.py (\w+)", readme))
+    commands = set(re.findall(r"python3 -m dev (\w+)", readme))
     assert {"demo", "test"} <= commands
-    assert all(re.search(rf"python3 dev\.py {c}\b", known) for c in commands)
+    assert all(re.search(rf"python3 -m dev {c}\b", known) for c in commands)
     for link in re.findall(r"\]\(([^)#]+)\)", readme):
         assert "://" in link or (ROOT / link).exists(), link
 
@@ -132,4 +136,4 @@ def test_readme_commands_are_there() -> None:
 def test_ci_runs_the_readme_command() -> None:
     """CI runs what a person is told to run."""
     last = (ROOT / ".ci" / "run").read_text().strip().splitlines()[-1]
-    assert last == "exec python3 dev.py test"
+    assert last == "exec python3 -m dev test"
