@@ -134,29 +134,46 @@ def _machine(
     devices_file: str | None,
     llama_server: str | None,
 ) -> Machine:
-    """The machine described by flags or a file, else the one we run on."""
+    """The machine described by flags or a file, else the one we run on; host memory if probed."""
     from dataclasses import replace
 
     from offload.device import devices_from_flags
     from offload.machine import Machine
-    from offload.host import probe_host
-    from offload.probe import probe_machine, read_machine
 
     endpoints = tuple(part for part in (rpc or "").split(",") if part)
     if devices_file is not None:
+        from offload.probe import read_machine
+
         if gpus is not None or vram is not None or gpu:
             raise UsageError("--devices describes all cards; leave --gpus, --vram and --gpu out")
         return read_machine(devices_file)
     if gpus == 0:
-        return Machine(host=probe_host())
+        return Machine()
     sizes = None if vram is None else _sizes(vram, "--vram")
     counted = gpus is not None or len(sizes or ()) > 1
-    is_described = (sizes is not None and counted) or (
-        gpu is not None and all(":" in text for text in gpu)
-    )
-    found = Machine(host=probe_host()) if is_described else probe_machine(llama_server, endpoints)
+    if (sizes is not None and counted) or (gpu and all(":" in text for text in gpu)):
+        found = Machine()  # all of it is described: nothing to probe
+    else:
+        from offload.probe import probe_machine
+
+        found = probe_machine(llama_server, endpoints)
     cards = devices_from_flags(gpus, sizes, tuple(gpu or ()), rpc=endpoints, found=found.devices)
     return replace(found, devices=cards)
+
+
+def _host_free_bytes(
+    machine: Machine, host_ram: str | None, devices_file: str | None
+) -> int | None:
+    """Host memory as given, as described, or as found on this machine."""
+    if host_ram is not None:
+        from offload.units import parse_size_bytes
+
+        return parse_size_bytes(host_ram, "--host-ram")
+    if machine.host.memory_available_bytes is not None or devices_file is not None:
+        return machine.host.memory_available_bytes
+    from offload.host import probe_host
+
+    return probe_host().memory_available_bytes
 
 
 def _read_model(path: str) -> Model:
@@ -230,7 +247,6 @@ def plan(
     from offload.options import PlanOptions, Strategy, parse_kv_type
     from offload.plan import make_plan
     from offload.rules import parse_overrides
-    from offload.units import parse_size_bytes
 
     options = PlanOptions(
         n_ctx=n_ctx,
@@ -260,11 +276,7 @@ def plan(
     loaded = _read_model(model)
     machine = _machine(gpus, vram, gpu, rpc, devices, llama_server)
     machine, options = _choose_devices(machine, options, device, named=bool(gpu or devices))
-    host_free = (
-        machine.host.memory_available_bytes
-        if host_ram is None
-        else parse_size_bytes(host_ram, "--host-ram")
-    )
+    host_free = _host_free_bytes(machine, host_ram, devices)
     made = make_plan(loaded, machine.devices, options, host_free_bytes=host_free)
     for notice in machine.warnings:
         sys.stderr.write(f"offload: {notice.text}\n")
