@@ -24,7 +24,6 @@ PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONTRACTS = {c["id"]: c for c in PYPROJECT["tool"]["importlinter"]["contracts"]}
 MODULE_OF = {"nvidia-ml-py": "pynvml", "llama-cpp-python": "llama_cpp"}
-EDGES = {"__main__", "cli", "device_list", "engine", "host", "nvml", "probe", "saved", "source"}
 
 
 def rooms() -> set[str]:
@@ -95,25 +94,20 @@ def test_planning_imports_little() -> None:
     assert not set(loaded) & (slow | {"numpy", "psutil", "pynvml", "rich", "typer"})
 
 
-def test_every_room_is_an_edge_or_pure() -> None:
-    """No module of the planner escapes the contract that forbids it files, processes and cards."""
-    pure = {name.removeprefix("offload.") for name in CONTRACTS["pure"]["source_modules"]}
-    assert pure == rooms() - EDGES
-
-
 def test_every_room_is_in_the_architecture() -> None:
-    """The table of rooms in docs/architecture.md names each of them, and nothing that is gone."""
+    """The table of rooms in docs/architecture.md names each of them."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     named = {n for row in rows for n in re.findall(r"`(\w+)(?:\.py|/)`", row.split("|")[1])}
-    assert named - {"benchmarks", "reports", "dev"} == rooms()
+    assert rooms() <= named
 
 
 def test_layers_have_no_ghosts() -> None:
-    """Every layer that is not in brackets exists: import-linter itself does not insist."""
+    """Every layer that is not in brackets exists; that every room is a layer, the linter checks."""
     layers = " | ".join(CONTRACTS["layers"]["layers"])
     named = {name.strip() for name in re.split(r"[|:]", layers)}
-    assert {name for name in named if not name.startswith("(")} == rooms()
+    assert {name for name in named if not name.startswith("(")} <= rooms()
+    assert CONTRACTS["layers"]["exhaustive"]
 
 
 def test_readme_commands_are_there() -> None:
