@@ -21,6 +21,7 @@ from offload.engine.virtual_cards import VirtualCard
 from offload.errors import LlamaCppError, UsageError
 from offload.split import split_layers
 from offload.units import MIB
+from tests.llama.server import load_for_real
 from tuner.synth import RANDOM_ARCHS, write_random
 
 pytestmark = pytest.mark.usefixtures("llama_cpp_python")
@@ -114,6 +115,27 @@ def test_dry_run_equals_real_run(small_moe: Path, cards: tuple[VirtualCard, ...]
     for device in real.devices:
         for kind, n_bytes in (("KV", device.context_bytes), ("compute", device.compute_bytes)):
             assert real.log.bytes_of(kind)[device.buffer_type] == pytest.approx(n_bytes, abs=6000)
+
+
+def test_dry_run_equals_llama_server(
+    small_moe: Path, llama_server: Path, cards: tuple[VirtualCard, ...], tmp_path: Path
+) -> None:
+    """llama-server with its default slots allocates what a dry run of defaults says."""
+    folder = library_folder(llama_server)
+    if folder is None:
+        pytest.skip(f"{llama_server} has no libllama of its own beside it")
+    rule = rf"blk\.(0|5)\.{EXPERTS}"
+    options = LoadOptions(path=str(small_moe), tensor_split=(2, 3, 2), overrides=((rule, "CPU"),))
+    dry = dry_run(options, endpoints=endpoints(cards), library_folder=folder)
+    args = ["-m", str(small_moe), "--rpc", ",".join(endpoints(cards)), "-dev", "RPC0,RPC1,RPC2"]
+    args += ["-ts", "2,3,2", "-ot", f"{rule}=CPU", "-c", "4096", "--fit", "off", "--no-warmup"]
+    real = load_for_real(llama_server, args, tmp_path, {})
+    assert (real.layers, real.overridden) == (dry.layers, dry.overridden)
+    for device in dry.devices:
+        said = (device.model_bytes, device.context_bytes, device.compute_bytes)
+        for n_bytes, kind in zip(said, ("model", "KV", "compute"), strict=True):
+            done = real.bytes_of(kind)[device.buffer_type]
+            assert done == pytest.approx(n_bytes, abs=MIB if kind == "compute" else 6000)
 
 
 def test_pipeline_parallelism_shows(small_moe: Path) -> None:

@@ -10,10 +10,6 @@ OFFLOAD_VULKAN_LIBRARIES is searched for its libraries first; software_vulkan.py
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import time
-import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,17 +18,15 @@ import pytest
 from offload.engine.binaries import find_binary, library_folder, supported_flags
 from offload.engine.dry_run import dry_run
 from offload.engine.load_options import LoadOptions
-from offload.engine.log import LoadLog, parse_log, telling_line
-from offload.engine.ports import reserved_ports
-from offload.engine.process import run_program, started
+from offload.engine.process import run_program
 from offload.errors import LlamaCppError
 from offload.units import MIB
+from tests.llama.server import load_for_real
 from tuner.synth import write_random
 
 pytestmark = pytest.mark.usefixtures("llama_cpp_python")
 
 N_CARDS = 3
-START_TIMEOUT_S = 90.0
 
 
 def candidates() -> list[Path]:
@@ -75,35 +69,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def load_for_real(program: Path, args: list[str], folder: Path) -> LoadLog:
-    """What llama-server logs while it loads, until it answers."""
-    log_path = folder / "server.log"
-    with reserved_ports(1) as (port,), log_path.open("wb") as log:
-        argv = [str(program), "--host", "127.0.0.1", "--port", str(port.number), "-v", *args]
-        with started(
-            argv, python=False, stdin=False, stderr=log, stdout=log, environment=environment()
-        ) as process:
-            exit_code = await_health(f"http://{port.endpoint}/health", process)
-    lines = log_path.read_text(errors="replace").splitlines()
-    if exit_code == 128 + signal.SIGILL:
-        pytest.skip(f"{program} is built for another processor; see software_vulkan.py")
-    assert exit_code is None, telling_line(lines)
-    return parse_log(lines)
-
-
-def await_health(url: str, process: subprocess.Popen[bytes]) -> int | None:
-    """Wait until the server has loaded its model; its exit code if it ends before."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
-                if answer.status == 200:
-                    return None
-        except OSError:
-            time.sleep(0.1)
-    return -1 if process.poll() is None else process.returncode
-
-
 @pytest.mark.parametrize(
     ("pattern", "tensor_split"),
     [(r"blk\.(1|4)\.ffn_(up|down|gate)_exps", (2, 2, 3)), (r"_exps", (3, 2, 2))],
@@ -124,7 +89,7 @@ def test_staging_copies(
     args += ["-ot", f"{pattern}=CPU", "-c", "4096", "--fit", "off", "--no-warmup"]
     # pinned, not mapped: the flag has changed its name
     args += ["--load-mode", "none"] if "--load-mode" in flags else ["--no-mmap"]
-    real = load_for_real(vulkan_server, args, tmp_path)
+    real = load_for_real(vulkan_server, args, tmp_path, environment())
     options = LoadOptions(path=str(path), tensor_split=tensor_split, overrides=((pattern, "CPU"),))
     folder, same_build = library_folder(vulkan_server), True
     try:
