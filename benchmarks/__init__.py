@@ -1,0 +1,1 @@
+"""Our own speed and quality, beside llama.cpp's and others'."""

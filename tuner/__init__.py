@@ -1,0 +1,1 @@
+"""Writes models to try, measures and learns."""
