@@ -70,7 +70,7 @@ def kept_wheel() -> Path:
         prepare(name)
         # never a wheel made elsewhere, nor one that pip kept: it could be one without RPC
         pip = (PYTHON, "-m", "pip", "wheel", "-v", "--no-deps", f"--no-binary={name}")
-        follow(pip, "-w", work / "product", f"{name}=={version}", log=log, env=build_env())
+        follow(pip, "-w", work / "product", f"{name}=={version}", log=log, env=build_env(work))
 
     return next(cached(f"{name}-{version}", build_key(), build).glob("*.whl"))
 
@@ -81,7 +81,7 @@ def kept_source_build(wanted: SourceBuild) -> Path:
     def build(work: Path, log: Path) -> None:
         prepare(SOURCE)
         install("build-tools", *BUILD_TOOLS)
-        env = build_env()
+        env = build_env(work)
         pip = (PYTHON, "-m", "pip", "download", "-v", "--no-deps", f"--no-binary={SOURCE}")
         follow(pip, "-d", work, f"{SOURCE}=={wanted.version}", log=log, env=env)
         shutil.unpack_archive(next(work.glob("*.tar.gz")), work)
@@ -112,14 +112,15 @@ def cmake_args() -> str:
     return f"{os.environ.get('CMAKE_ARGS', '')} {RPC}".strip()
 
 
-def build_env() -> dict[str, str]:
-    """One job per core, as far as memory goes, unless the user says how many."""
+def build_env(work: Path) -> dict[str, str]:
+    """One job per core, as far as memory goes, unless the user says how many; all in `work`."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     n_jobs = max(1, min(os.cpu_count() or 1, memory_bytes // JOB_BYTES))
     return {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(n_jobs),
         **os.environ,
         "CMAKE_ARGS": cmake_args(),
+        "TMPDIR": str(work),  # a killed pip does not tidy up
     }
 
 

@@ -121,15 +121,17 @@ def test_no_compiler_is_said_first(
     assert entries(folder) == []
 
 
-def test_builds_leave_memory_for_their_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_leave_memory_for_their_compilers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many jobs as cores, fewer where memory is short; the user's word goes first."""
     monkeypatch.delenv("CMAKE_BUILD_PARALLEL_LEVEL", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4 << 18}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    assert llama_cpp.build_env()["CMAKE_BUILD_PARALLEL_LEVEL"] == "4"
+    assert llama_cpp.build_env(tmp_path)["CMAKE_BUILD_PARALLEL_LEVEL"] == "4"
     monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "7")
-    assert llama_cpp.build_env()["CMAKE_BUILD_PARALLEL_LEVEL"] == "7"
+    assert llama_cpp.build_env(tmp_path)["CMAKE_BUILD_PARALLEL_LEVEL"] == "7"
 
 
 def script(tmp_path: Path, text: str) -> tuple[str, str]:
