@@ -165,7 +165,7 @@ class Tally:
 
 
 def judge(
-    paths: Sequence[Path], n_cells: int, seed: int
+    paths: Sequence[Path], n_cells: int, seed: int, library_folder: Path | None = None
 ) -> Iterator[tuple[Cell, str | None, Verification | None]]:
     """Draw and check cells over `paths` in turn: (cell, refusal, verification)."""
     rng = random.Random(seed)
@@ -177,7 +177,10 @@ def judge(
             cell = draw_cell(rng, path, model)
             plan = plan_cell(cell, model, endpoints)
             try:
-                yield cell, None, verify_plan(plan, endpoints=endpoints[: cell.n_cards])
+                checked = verify_plan(
+                    plan, endpoints=endpoints[: cell.n_cards], library_folder=library_folder
+                )
+                yield cell, None, checked
             except LlamaCppError as error:
                 yield cell, str(error), None
 
@@ -201,10 +204,11 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="dense architectures too")
+    parser.add_argument("--library", type=Path, help="folder of the libllama to ask")
     args = parser.parse_args()
     paths = sorted(args.models.glob("*.gguf")) if args.all else moe_files(args.models)
     tally, refusals = Tally(), Counter[str]()
-    for cell, refusal, verification in judge(paths, args.cells, args.seed):
+    for cell, refusal, verification in judge(paths, args.cells, args.seed, args.library):
         if verification is None:
             tally.refused += 1
             refusals[f"{cell.path.name}: {refusal}"] += 1

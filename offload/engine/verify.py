@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from offload.emit import make_launch
 from offload.engine.dry_run import dry_run
@@ -57,7 +58,7 @@ class Verification:
 
 
 def load_options(plan: Plan) -> LoadOptions:
-    """The plan as settings of a dry or real run, its cards renamed to RPC0, RPC1, …"""
+    """The plan as settings of a dry or real run, its cards renamed to RPC0, RPC1 and on."""
     launch = make_launch(plan)
     virtual = {device.buffer_type: f"RPC{d}" for d, device in enumerate(plan.devices)}
     virtual |= {device.name: f"RPC{d}" for d, device in enumerate(plan.devices)}
@@ -82,9 +83,12 @@ def load_options(plan: Plan) -> LoadOptions:
     )
 
 
-def verify_plan(plan: Plan, *, endpoints: Sequence[str] = ()) -> Verification:
+def verify_plan(
+    plan: Plan, *, endpoints: Sequence[str] = (), library_folder: Path | None = None
+) -> Verification:
     """Ask llama.cpp about `plan` on virtual cards (or the RPC servers at `endpoints`).
 
+    `library_folder` holds the libllama of another build than llama-cpp-python's own.
     Raises LlamaCppError when llama.cpp is not there or fails.
     """
     like_cuda = any(device.backend.offloads_ops for device in plan.devices)
@@ -93,6 +97,7 @@ def verify_plan(plan: Plan, *, endpoints: Sequence[str] = ()) -> Verification:
         n_cards=0 if endpoints else len(plan.devices),
         endpoints=endpoints,
         op_offload_like_cuda=like_cuda,
+        library_folder=library_folder,
     )
     return check_report(plan, report)
 
