@@ -1,0 +1,198 @@
+"""Which operations does attention add: plain, gated, latent, and latent with an indexer?
+
+Mirrors `build_qkv`, `build_attn` and `build_attn_mha` (src/llama-graph.cpp) and the
+attention parts of src/models/*.cpp, b11434.
+"""
+
+from __future__ import annotations
+
+from offload.compute.blocks import Builder
+from offload.compute.graph import Node, Op, Outside, Source, view
+from offload.compute.inputs import F32, CacheInputs
+
+
+def cache_inputs(b: Builder) -> CacheInputs:
+    """Inputs of the layer's attention cache; of any where it reuses another layer's."""
+    for cache in b.layer.caches:
+        if cache.kind in b.inputs.caches and cache.kind != "indexer":
+            return b.inputs.caches[cache.kind]
+    return next(iter(b.inputs.caches.values()))
+
+
+def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
+    """`build_attn` with a cache of keys and values, up to `kqv_out`."""
+    inputs, layer = cache_inputs(b), b.layer
+    if inputs.k_rot is not None:
+        q = view(b.fresh(b.width(q), inputs.k_rot, view(q)))
+        k = k and view(b.fresh(b.width(k), inputs.k_rot, view(k)))
+    if inputs.v_rot is not None:
+        v = v and view(b.fresh(b.width(v), inputs.v_rot, view(v)))
+    n_cells = inputs.n_kv * inputs.n_stream
+    k_cache = Outside(n_cells * layer.head_k * layer.n_head_kv * 2, b.owner)
+    v_cache = Outside(n_cells * layer.head_v * layer.n_head_kv * 2, b.owner)
+    if k is not None:
+        b.store(k_cache, view(k), inputs.k_idxs)
+    if v is not None:
+        v_width = b.hp.n_embd_v_gqa_max
+        if not b.inputs.flash_attn and b.width(v) < v_width:
+            v = b.fresh(v_width, view(v))
+        b.store(v_cache, view(v), inputs.v_idxs)
+    n_out = layer.head_v * layer.n_head
+    sinks = (b.weight("attn_sinks"),) if b.has("attn_sinks") else ()
+    if b.inputs.flash_attn:
+        out = b.graph.add(
+            Op.ATTENTION,
+            n_out * b.rows * F32,
+            view(q),
+            view(k_cache),
+            view(v_cache),
+            inputs.mask,
+            *sinks,
+            rows=b.rows,
+        )
+    else:
+        kq = b.fresh(inputs.n_kv * layer.n_head, view(k_cache), view(q))
+        if b.hp.f_attn_logit_softcapping:
+            kq = b.rowwise(b.rowwise(b.rowwise(kq)))
+        kq = b.rowwise(kq, inputs.mask, *sinks)
+        out = b.fresh(n_out, view(b.fresh(n_out, view(v_cache), kq)))
+    if inputs.v_rot is not None:
+        out = b.fresh(n_out, inputs.v_rot, view(out))
+    return view(out)
+
+
+def plain_attention(
+    b: Builder, x: Source, *, k_before_v: bool = True, norm_after_rope: bool = False
+) -> Node:
+    """Q, K and V, their norms and rotations, attention, the output projection."""
+    if b.has("attn_qkv"):
+        qkv = b.linear("attn_qkv", x)
+        n_head, n_kv = b.layer.n_head * b.layer.head_k, b.layer.n_head_kv * b.layer.head_k
+        n_rest = b.layer.n_head_kv * b.layer.head_v
+        skipped = (b.width(qkv)) * (b.rows - 1)
+        q, k, v = (view(qkv, (skipped + n) * F32) for n in (n_head, n_kv, n_rest))
+        q = _rotate(b, q, n_head, "attn_q_norm", norm_after_rope)
+        k = _rotate(b, k, n_kv, "attn_k_norm", norm_after_rope)
+        out = attend(b, q, k, v)
+    else:
+        q = _rotate(b, b.linear("attn_q", x), None, "attn_q_norm", norm_after_rope)
+        if k_before_v:
+            k = _rotate(b, b.linear("attn_k", x), None, "attn_k_norm", norm_after_rope)
+            v = b.linear("attn_v", x)
+        else:
+            v = b.linear("attn_v", x)
+            k = _rotate(b, b.linear("attn_k", x), None, "attn_k_norm", norm_after_rope)
+        out = attend(b, q, k, v)
+    return b.linear("attn_output", out)
+
+
+def _rotate(
+    b: Builder, x: Source, width: int | None, norm: str, norm_after_rope: bool
+) -> Node:
+    """Norm and rope of Q or K; a norm over whole rows works in place, one over heads does not."""
+    n_bytes = x.n_bytes if width is None else width * b.rows * F32
+    heads: Source = view(x, n_bytes)
+    if not b.has(norm):
+        return b.rope(heads)
+    if norm_after_rope:
+        return b.norm(b.rope(heads), norm)
+    if b.shape(norm)[0] * F32 * b.rows == n_bytes and width is None:
+        return b.rope(view(b.norm(x, norm)))
+    return b.rope(b.norm(heads, norm))
+
+
+def gated_attention(b: Builder, x: Source) -> Node:
+    """Queries come with a gate for the result (Qwen3-Next and Qwen3.5)."""
+    both = b.linear("attn_q", x)
+    half = both.n_bytes // 2
+    q = b.rope(b.norm(view(both, half), "attn_q_norm"))
+    v = b.linear("attn_v", x)
+    k = b.rope(b.norm(view(b.linear("attn_k", x)), "attn_k_norm"))
+    out = attend(b, q, k, v)
+    gate = b.rowwise(b.fresh_bytes(half, view(both)))
+    return b.linear("attn_output", b.rowwise(out, gate))
+
+
+def latent_attention(b: Builder, x: Source) -> Node:
+    """MLA with the key projection absorbed into the queries (deepseek2.cpp, glm-dsa.cpp)."""
+    indexer = b.inputs.caches.get("indexer") if b.has("indexer.attn_k") else None
+    if indexer is not None:
+        _store_indexer_keys(b, x, indexer)
+    compressed = None
+    if b.has("attn_q_a"):
+        compressed = b.norm(b.linear("attn_q_a", x), "attn_q_a_norm")
+        q = b.linear("attn_q_b", compressed)
+    else:
+        q = b.linear("attn_q", x)
+    n_head = b.layer.n_head
+    n_latent = b.shape("attn_k_b")[1]
+    n_key = b.shape("attn_kv_a_mqa")[1]
+    n_rope = n_key - n_latent
+    absorbed = b.fresh(n_latent * n_head, b.weight("attn_k_b"), view(q))
+    q_pe = b.rope(view(q, n_rope * n_head * b.rows * F32))
+    q = b.fresh(n_key * n_head, view(absorbed), q_pe)
+    kv = b.linear("attn_kv_a_mqa", x)
+    latent = b.norm(view(kv, n_latent * b.rows * F32), "attn_kv_a_norm")
+    k_pe = b.rope(view(kv, n_rope * b.rows * F32))
+    k = b.fresh(n_key, view(latent), k_pe)
+    inputs = cache_inputs(b)
+    cache = Outside(inputs.n_kv * inputs.n_stream * n_key * 2, b.owner)
+    b.store(cache, k, inputs.k_idxs)
+    mask: Source = inputs.mask
+    if b.hp.indexer_top_k and "indexer" in b.inputs.caches:
+        mask = _sparse_mask(b, x, compressed, inputs)
+    return b.linear("attn_output", _attend_latent(b, q, cache, mask, inputs, n_latent))
+
+
+def _attend_latent(
+    b: Builder, q: Node, cache: Outside, mask: Source, inputs: CacheInputs, n_latent: int
+) -> Source:
+    n_out = b.layer.n_head * n_latent
+    n_v = b.layer.n_head * b.shape("attn_v_b")[1]
+    if b.inputs.flash_attn:
+        out = b.graph.add(
+            Op.ATTENTION,
+            n_out * b.rows * F32,
+            view(q),
+            view(cache),
+            view(cache),
+            mask,
+            rows=b.rows,
+        )
+        out = b.fresh(n_v, b.weight("attn_v_b"), view(out))
+    else:
+        kq = b.rowwise(b.fresh(inputs.n_kv * b.layer.n_head, view(cache), view(q)), mask)
+        v = b.fresh_bytes(inputs.n_kv * inputs.n_stream * n_latent * 2, view(cache))
+        out = b.fresh(n_out, v, kq)
+        out = b.fresh(n_v, b.weight("attn_v_b"), out)
+    return view(b.fresh(n_v, view(out)))
+
+
+def _store_indexer_keys(b: Builder, x: Source, inputs: CacheInputs) -> None:
+    k: Source = b.norm(b.linear("indexer.attn_k", x), "indexer.k_norm")
+    k = b.rope(view(k))
+    if inputs.k_rot is not None:
+        k = b.fresh(b.width(k), inputs.k_rot, k)
+    b.store(Outside(inputs.n_kv * b.width(k) * 2, b.owner), view(k), inputs.k_idxs)
+
+
+def _sparse_mask(b: Builder, x: Source, q_compressed: Source | None, inputs: CacheInputs) -> Node:
+    """Only the best `indexer_top_k` cells stay unmasked."""
+    n_top = min(b.hp.indexer_top_k, inputs.n_kv)
+    top: Source
+    zeros = b.rowwise(b.graph.leaf(n_top * b.rows * F32, b.owner))
+    indexer = b.inputs.caches["indexer"]
+    if b.has("indexer.attn_k"):
+        q: Source = b.rope(view(b.linear("indexer.attn_q_b", q_compressed or x)))
+        if indexer.k_rot is not None:
+            q = b.fresh(b.width(q), indexer.k_rot, q)
+        weights = b.rowwise(view(b.linear("indexer.proj", x)))
+        keys = Outside(indexer.n_kv * b.hp.indexer_head_size * 2, b.owner)
+        scores = b.fresh(indexer.n_kv, view(q), view(keys), weights, indexer.mask)
+        top = b.fresh(n_top, b.fresh(n_top, scores))
+        b.inputs.shared.append(top)
+    else:
+        top = b.inputs.shared[-1]
+    masked = b.rowwise(view(inputs.mask))
+    b.store(Outside(0, b.owner), zeros, view(top), view(masked))
+    return b.rowwise(view(masked), inputs.mask)

@@ -1,0 +1,126 @@
+"""How many bytes of compute buffer does every device and the host need?
+
+Mirrors `llama_context::sched_reserve` (src/llama-context.cpp, b11434): the graph of a
+full ubatch, spread over the backends by `schedule` and laid out by `allocate`. Runs of
+equal layers on one device are built only as far as they can make a difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from offload.backend import CPU, Backend
+from offload.compute.allocate import measure_buffers
+from offload.compute.blocks import Builder
+from offload.compute.facts import ModelFacts, facts_of
+from offload.compute.graph import Graph, Node, Op, Outside
+from offload.compute.inputs import F32, Inputs, add_inputs
+from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
+from offload.compute.schedule import assign_backends, split_graph
+from offload.context import ContextOptions
+from offload.model import Model
+from offload.split import HOST, LayerSplit
+
+_PINNED_ALIGNMENT_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeBytes:
+    """Compute buffer bytes of every device, and of the host's backend."""
+
+    devices: tuple[int, ...]
+    host: int
+
+
+def estimate_compute(
+    model: Model,
+    options: ContextOptions,
+    split: LayerSplit,
+    host_tensors: frozenset[str],
+    backends: tuple[Backend, ...],
+    *,
+    op_offload: bool,
+    n_outputs: int,
+    has_overrides: bool,
+) -> ComputeBytes:
+    """The compute buffers llama.cpp reserves for this placement.
+
+    `n_outputs` bounds the rows of logits; `has_overrides` says whether any tensor override
+    is given, which switches pipeline parallelism off.
+    """
+    facts = facts_of(model)
+    host = len(backends)
+    offloading = None
+    if op_offload:
+        offloading = next((i for i, backend in enumerate(backends) if backend.offloads_ops), None)
+    is_pipelined = (
+        len(backends) > 1
+        and HOST not in split.owners
+        and options.offload_kqv
+        and not has_overrides
+        and all(backend.supports_pipeline for backend in backends)
+    )
+    graph = _build(facts, options, split, host_tensors, host, n_outputs)
+    assign_backends(graph, offloading)
+    sizes = measure_buffers(
+        graph,
+        split_graph(graph),
+        [*(backend.alignment_bytes for backend in backends), CPU.alignment_bytes],
+        is_pipelined=is_pipelined,
+    )
+    return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
+
+
+def _build(
+    facts: ModelFacts,
+    options: ContextOptions,
+    split: LayerSplit,
+    host_tensors: frozenset[str],
+    host: int,
+    n_outputs: int,
+) -> Graph:
+    """The graph of a full ubatch (`llama_context::graph_reserve`)."""
+    graph = Graph(host)
+    n_seqs = options.n_seq_max
+    n_tokens = min(options.n_ctx_padded, options.n_ubatch_used)
+    n_outputs = min(n_tokens, n_outputs)
+    n_tokens = -(-n_tokens // n_seqs) * n_seqs
+    inputs = add_inputs(graph, facts, options, n_tokens, n_outputs)
+    table = Outside(facts.weights["token_embd"].n_bytes, host, is_weight=True)
+    n_bytes = facts.hp.n_embd * n_tokens * F32
+    x = graph.add(Op.GET_ROWS, n_bytes, table, inputs.tokens, rows=n_tokens)
+    homes = dict.fromkeys(host_tensors, host)
+    last = facts.layers[-1].il
+    for il in _representatives(facts, split, host_tensors):
+        owner = split.owners[il]
+        b = Builder(
+            graph, inputs, facts.hp, facts.layers[il], host if owner == HOST else owner, homes
+        )
+        x = add_layer(b, facts.arch, x, is_last=il == last)
+    owner = split.output_owner
+    _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
+    return graph
+
+
+def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backend: int) -> None:
+    weights = facts.weights
+    rows = inputs.n_outputs
+    head = weights.get("output") or weights["token_embd"]
+    norm = weights.get("output_norm")
+    x = graph.add(Op.ROWWISE, x.n_bytes, x, rows=rows)
+    if norm is not None:
+        gamma = Outside(norm.n_bytes, backend, is_weight=True)
+        x = graph.add(Op.ROWWISE, x.n_bytes, x, gamma, rows=rows)
+    if facts.arch in OUTPUTS_AFTER_LAYERS:
+        n_bytes = facts.hp.n_embd * rows * F32
+        x = graph.add(Op.GET_ROWS, n_bytes, x, inputs.out_ids, rows=rows)
+    matrix = Outside(head.n_bytes, backend, is_weight=True)
+    graph.add(Op.FRESH, head.shape[1] * rows * F32, matrix, x, rows=rows)
+
+
+def _representatives(
+    facts: ModelFacts, split: LayerSplit, host_tensors: frozenset[str]
+) -> list[int]:
+    """Layers to build: each kind of neighbourhood on each device twice, and the ends."""
+    return [layer.il for layer in facts.layers]

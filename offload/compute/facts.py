@@ -1,0 +1,105 @@
+"""Which numbers of a model does its compute graph depend on?
+
+Gathers them once per model: the shapes and sizes of each layer's weights by their short
+names, and a number that is equal for layers whose graphs are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from offload.context import Cache
+from offload.hparams import HParams
+from offload.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight that the graph reads; `name` is its whole name."""
+
+    name: str
+    n_bytes: int
+    shape: tuple[int, ...]
+
+
+Weights: TypeAlias = dict[str, Weight]
+"""Weights by name without `blk.N.` and `.weight`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """One layer of the trunk; layers with an equal `signature` have equal graphs."""
+
+    il: int
+    weights: Weights
+    caches: tuple[Cache, ...]
+    signature: int
+    n_head: int
+    n_head_kv: int
+    head_k: int
+    head_v: int
+    n_expert_used: int
+    is_recr: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as the graph builders see it; `weights` are those outside the layers."""
+
+    arch: str
+    hp: HParams
+    layers: tuple[LayerFacts, ...]
+    weights: Weights
+
+
+_latest: tuple[Model, ModelFacts] | None = None
+"""A planner prices many placements of one model; nobody needs more than the last."""
+
+
+def facts_of(model: Model) -> ModelFacts:
+    """The facts of `model`, remembered while the same model is asked about."""
+    global _latest
+    if _latest is None or _latest[0] is not model:
+        _latest = (model, _read(model))
+    return _latest[1]
+
+
+def _read(model: Model) -> ModelFacts:
+    hp = model.hparams
+    by_layer: list[Weights] = [{} for _ in range(hp.n_layer_all)]
+    outside: Weights = {}
+    for tensor in model.tensors:
+        home, name = outside, tensor.name
+        if tensor.il is not None:
+            home, name = by_layer[tensor.il], name.split(".", 2)[2]
+        home[name.removesuffix(".weight")] = Weight(tensor.name, tensor.n_bytes, tensor.shape)
+    signatures: dict[object, int] = {}
+    layers = []
+    for il in range(hp.n_layer):
+        weights, caches = by_layer[il], model.layers[il].caches
+        shapes = tuple((name, w.n_bytes, w.shape) for name, w in weights.items())
+        numbers = (
+            hp.n_head[il],
+            hp.n_head_kv[il],
+            hp.n_embd_head_k(il),
+            hp.n_embd_head_v(il),
+            hp.n_expert_used[il],
+            hp.is_recr[il],
+        )
+        key = (shapes, caches, numbers)
+        layers.append(
+            LayerFacts(
+                il=il,
+                weights=weights,
+                caches=caches,
+                signature=signatures.setdefault(key, len(signatures)),
+                n_head=numbers[0],
+                n_head_kv=numbers[1],
+                head_k=numbers[2],
+                head_v=numbers[3],
+                n_expert_used=numbers[4],
+                is_recr=numbers[5],
+            )
+        )
+    return ModelFacts(arch=model.arch, hp=hp, layers=tuple(layers), weights=outside)

@@ -1,0 +1,115 @@
+"""What does llama.cpp copy into the graph before each batch, and how large is it?
+
+Mirrors the `build_inp_*` and `build_attn_inp_*` functions of src/llama-graph.cpp, and
+`build_input_k_idxs`, `build_input_v_idxs` and `build_input_k_rot` of
+src/llama-kv-cache.cpp (b11434). Every input is a leaf on the host and is copied to each
+device that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offload.compute.facts import ModelFacts
+from offload.compute.graph import Graph, Outside, Source
+from offload.context import Cache, ContextOptions
+from offload.ggml import row_bytes
+
+I32 = F32 = 4
+I64 = 8
+
+_INDEXER_ROTATES = frozenset("deepseek32 deepseek4 glm-dsa dots3note".split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInputs:
+    """What one kind of cache adds to the graph; `n_kv` cells in each of `n_stream` streams."""
+
+    n_kv: int
+    n_stream: int
+    mask: Outside
+    k_idxs: Outside
+    v_idxs: Outside
+    k_rot: Outside | None
+    v_rot: Outside | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The graph's inputs and the sizes of the batch; `caches` by kind of cache."""
+
+    n_tokens: int
+    n_seqs: int
+    n_outputs: int
+    flash_attn: bool
+    tokens: Outside
+    positions: Outside
+    attn_scale: Outside
+    out_ids: Outside
+    state_copy: Outside
+    caches: dict[str, CacheInputs]
+    shared: list[Source]
+    """What a layer leaves for later ones: the indexer's choice."""
+
+
+def add_inputs(
+    graph: Graph, facts: ModelFacts, options: ContextOptions, n_tokens: int, n_outputs: int
+) -> Inputs:
+    """Add the graph inputs of a batch of `n_tokens`."""
+    hp = facts.hp
+    tokens = graph.input(n_tokens * I32)
+    graph.input(hp.n_embd * n_tokens * F32)
+    n_pos = 4 if facts.arch in _MROPE else 1
+    caches: dict[str, CacheInputs] = {}
+    for layer in facts.layers:
+        for cache in layer.caches:
+            if cache.kind not in caches and cache.kind not in _STATELIKE:
+                caches[cache.kind] = _cache_inputs(graph, facts, options, cache, n_tokens)
+    return Inputs(
+        n_tokens=n_tokens,
+        n_seqs=options.n_seq_max,
+        n_outputs=n_outputs,
+        flash_attn=options.flash_attn,
+        tokens=tokens,
+        positions=graph.input(n_pos * n_tokens * I32),
+        attn_scale=graph.input(n_tokens * F32),
+        out_ids=graph.input(n_outputs * I32),
+        state_copy=graph.input(options.n_seq_max * I32),
+        caches=caches,
+        shared=[],
+    )
+
+
+_STATELIKE = frozenset(("recurrent", "compressor"))
+_MROPE = frozenset("qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan_vl".split())
+
+
+def _cache_inputs(
+    graph: Graph, facts: ModelFacts, options: ContextOptions, cache: Cache, n_tokens: int
+) -> CacheInputs:
+    hp = facts.hp
+    flash = options.flash_attn
+    n_stream = options.n_stream
+    width = getattr(cache, "n_embd_k_gqa", 0) or getattr(cache, "n_embd_k", 0)
+    n_cells = cache.tensor_bytes(options)[0] // row_bytes(options.type_k, width)
+    v_width = 1 if flash else hp.n_embd_v_gqa_max
+    has_v = cache.kind in ("full", "swa")
+    k_rot = v_rot = None
+    rotates = cache.kind == "indexer" and facts.arch in _INDEXER_ROTATES
+    if rotates or (options.type_k.is_quantized and hp.n_embd_head_k_full % 64 == 0):
+        n_rot = 64
+        head = width if cache.kind == "indexer" else hp.n_embd_head_k_full
+        while head % (2 * n_rot) == 0:
+            n_rot *= 2
+        k_rot = graph.input(n_rot * n_rot * F32)
+    if has_v and options.type_v.is_quantized and hp.n_embd_head_v_full % 64 == 0:
+        v_rot = graph.input(64 * 64 * F32)
+    return CacheInputs(
+        n_kv=n_cells // n_stream,
+        n_stream=n_stream,
+        mask=graph.input(n_cells // n_stream * n_tokens * (2 if flash else F32)),
+        k_idxs=graph.input(n_tokens * I64),
+        v_idxs=graph.input(n_tokens * I64 * v_width) if has_v else Outside(0, graph.host),
+        k_rot=k_rot,
+        v_rot=v_rot,
+    )

@@ -1,0 +1,94 @@
+"""How does one layer turn the residual stream into the next, for each family?
+
+Mirrors the layer loops of src/models/*.cpp (b11434). Families are told apart by the
+tensors a layer has wherever these tell, and by the architecture where they do not.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from offload.compute.attention import gated_attention, latent_attention, plain_attention
+from offload.compute.blocks import Builder
+from offload.compute.graph import Node, Source
+from offload.compute.recurrent import delta_net
+
+OUTPUTS_AFTER_LAYERS: Final = frozenset(
+    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35".split()
+)
+"""The last layer keeps all tokens: its hidden state may feed an MTP block."""
+
+_GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
+_WINDOWED_ORDER: Final = frozenset("gpt-oss gemma4 llama4 gemma3".split())
+_NORM_AFTER_ROPE: Final = frozenset(("hunyuan-moe", "hunyuan-dense"))
+
+
+def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
+    """Append one layer; returns the new residual stream."""
+    residual: Source = x
+    cur: Source = b.norm(x, "attn_norm")
+    cur = _mix_tokens(b, arch, cur)
+    if is_last and arch not in OUTPUTS_AFTER_LAYERS:
+        cur, residual = b.take_outputs(cur), b.take_outputs(x)
+        b.rows = b.inputs.n_outputs
+    if arch in _POST_NORMED:
+        cur = b.norm(cur, "post_attention_norm")
+        out = b.rowwise(cur, residual)
+        if b.has("ffn_gate_inp"):
+            return _gemma4_experts(b, out)
+        cur = b.ffn(b.norm(out, "ffn_norm"))
+        cur = b.norm(cur, "post_ffw_norm")
+        return b.rowwise(cur, out)
+    ffn_inp = b.rowwise(cur, residual)
+    cur = b.norm(ffn_inp, "ffn_norm", "post_attention_norm")
+    cur = _feed_forward(b, arch, cur)
+    return b.rowwise(cur, ffn_inp)
+
+
+_POST_NORMED: Final = frozenset("gemma4 gemma3".split())
+
+
+def _mix_tokens(b: Builder, arch: str, x: Source) -> Node:
+    if b.layer.is_recr and b.has("ssm_conv1d"):
+        return delta_net(b, x, repeats_keys=arch == "qwen3next")
+    if b.has("attn_kv_a_mqa"):
+        return latent_attention(b, x)
+    if arch in _GATED:
+        return gated_attention(b, x)
+    return plain_attention(
+        b,
+        x,
+        k_before_v=arch in _WINDOWED_ORDER,
+        norm_after_rope=arch in _NORM_AFTER_ROPE,
+    )
+
+
+def _feed_forward(b: Builder, arch: str, x: Node) -> Node:
+    if not b.has("ffn_gate_inp"):
+        return b.ffn(x)
+    if arch == "hunyuan-moe":
+        shared = b.ffn(x, "_shexp")
+        return b.rowwise(b.moe(x), shared)
+    out = b.moe(x, weigh_first=arch == "llama4")
+    if b.has("ffn_up_shexp"):
+        shared = b.ffn(x, "_shexp")
+        if b.has("ffn_gate_inp_shexp"):
+            gate = b.rowwise(b.fresh(1, b.weight("ffn_gate_inp_shexp"), x))
+            shared = b.rowwise(shared, gate)
+        out = b.rowwise(out, shared)
+    return out
+
+
+def _gemma4_experts(b: Builder, x: Node) -> Node:
+    """A dense and an expert branch side by side, each with norms of its own."""
+    scaled = b.rowwise(b.rowwise(x))
+    if b.has("ffn_gate_inp.scale"):
+        scaled = b.rowwise(scaled, b.weight("ffn_gate_inp.scale"))
+    logits = b.fresh(b.shape("ffn_gate_inp")[1], b.weight("ffn_gate_inp"), scaled)
+    experts = b.moe(x, logits=logits, norm="pre_ffw_norm_2")
+    dense = b.ffn(b.norm(x, "ffn_norm"))
+    dense = b.norm(dense, "post_ffw_norm_1")
+    experts = b.norm(experts, "post_ffw_norm_2")
+    cur = b.norm(b.rowwise(dense, experts), "post_ffw_norm")
+    out = b.rowwise(cur, x)
+    return b.rowwise(out, b.weight("layer_output_scale")) if b.has("layer_output_scale") else out

@@ -1,0 +1,83 @@
+"""Which operations do recurrent layers add?
+
+Mirrors src/models/delta-net-base.cpp and `build_layer_attn_linear` of
+src/models/qwen3next.cpp and qwen35moe.cpp, and `build_rs` of src/llama-graph.cpp (b11434).
+"""
+
+from __future__ import annotations
+
+from offload.compute.blocks import Builder
+from offload.compute.graph import Node, Op, Outside, Source, view
+from offload.compute.inputs import F32
+
+
+def load_state(b: Builder, n_per_seq: int) -> Source:
+    """`build_rs`: gather the state of every sequence of the batch."""
+    n_bytes = n_per_seq * b.inputs.n_seqs * F32
+    cache = Outside(n_bytes, b.owner)
+    b.store(cache)
+    return b.graph.add(
+        Op.GET_ROWS, n_bytes, view(cache), view(b.inputs.state_copy), rows=b.inputs.n_seqs
+    )
+
+
+def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
+    """Copy the new state back into the cache."""
+    b.store(Outside(n_per_seq * b.inputs.n_seqs * F32, b.owner), view(state))
+
+
+def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Node:
+    """Gated delta net with a short convolution over Q, K and V."""
+    hp, n_seqs = b.hp, b.inputs.n_seqs
+    n_inner, n_state = hp.ssm_d_inner, hp.n_embd_s
+    n_k_head, n_v_head, head_k = hp.ssm_n_group, hp.ssm_dt_rank, hp.ssm_d_state
+    n_channels = n_inner + 2 * n_k_head * head_k
+    conv_state = load_state(b, hp.n_embd_r)
+    if b.has("attn_qkv"):
+        mixed: Node = b.mul_mat("attn_qkv", x)
+        z = None
+    else:
+        qkvz = b.mul_mat("ssm_in", x)
+        q_k = b.fresh(
+            2 * n_k_head * head_k,
+            b.fresh(n_k_head * head_k, view(qkvz)),
+            b.fresh(n_k_head * head_k, view(qkvz)),
+        )
+        mixed = b.fresh(n_channels, q_k, b.fresh(n_inner, view(qkvz)))
+        z = qkvz
+    n_conv = n_channels * (b.rows + (hp.ssm_d_conv - 1) * n_seqs) * F32
+    conv_input = b.fresh_bytes(n_conv, view(conv_state), view(mixed))
+    store_state(b, conv_input, hp.n_embd_r)
+    state = load_state(b, n_state)
+    conv = b.rowwise(b.fresh(n_channels, conv_input, b.weight("ssm_conv1d")))
+    n_key = n_k_head * head_k * b.rows * F32
+    operands = []
+    for _ in range(2):
+        part: Source = b.rowwise(b.rowwise(view(conv, n_key)))
+        if n_k_head != n_v_head and repeats_keys:
+            part = b.fresh(n_v_head * head_k, view(part))
+        operands.append(view(part))
+    if b.has("ssm_ba"):
+        both = b.mul_mat("ssm_ba", x)
+        alpha = b.fresh(n_v_head, view(both))
+        decay = b.rowwise(b.rowwise(b.rowwise(alpha, b.weight("ssm_dt.bias"))))
+        beta = b.rowwise(b.fresh(n_v_head, view(both)))
+    else:
+        alpha = b.mul_mat("ssm_alpha", x)
+        decay = b.rowwise(b.rowwise(b.rowwise(view(alpha), b.weight("ssm_dt.bias"))))
+        beta = b.rowwise(view(b.mul_mat("ssm_beta", x)))
+    out = b.fresh_bytes(
+        n_inner * b.rows * F32 + n_state * n_seqs * F32,
+        *operands,
+        view(conv),
+        view(decay),
+        view(beta),
+        view(state),
+    )
+    store_state(b, out, n_state)
+    normed = b.norm(view(out, n_inner * b.rows * F32), "ssm_norm")
+    if z is None:
+        gate = b.rowwise(view(b.mul_mat("attn_gate", x)))
+    else:
+        gate = b.rowwise(b.fresh(n_inner, view(z)))
+    return b.mul_mat("ssm_out", view(b.rowwise(normed, gate)))
