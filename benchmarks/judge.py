@@ -79,7 +79,12 @@ def draw_cell(rng: random.Random, path: Path, model: Model) -> Cell:
     n_units = model.n_layer + 1
     n_parallel = rng.choice((None, 1, 2, 4))
     flash_attn = rng.choice((None, True, False))
-    type_v = "f16" if flash_attn is False else rng.choice(("f16", "f16", "q8_0", "bf16"))
+    has_blocks = all(model.hparams.n_embd_head_k(il) % 32 == 0 for il in range(model.n_layer))
+    types = ("f16", "f16", "bf16", "q8_0") if has_blocks else ("f16", "bf16")
+    type_k = rng.choice(types)
+    type_v = "f16" if flash_attn is False else rng.choice(types)
+    if model.hparams.is_mla or model.arch == "deepseek4":
+        type_k = type_v  # llama.cpp refuses two types there
     return Cell(
         path=path,
         n_cards=n_cards,
@@ -88,7 +93,7 @@ def draw_cell(rng: random.Random, path: Path, model: Model) -> Cell:
             n_ubatch=rng.choice((32, 128, 512, 512, 1024, 2048)),
             n_parallel=n_parallel,
             kv_unified=None if n_parallel is None else rng.random() < 0.5,
-            type_k=parse_kv_type(rng.choice(("f16", "f16", "q8_0", "bf16")), "-ctk"),
+            type_k=parse_kv_type(type_k, "-ctk"),
             type_v=parse_kv_type(type_v, "-ctv"),
             flash_attn=flash_attn,
             swa_full=rng.random() < 0.1,

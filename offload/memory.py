@@ -120,7 +120,7 @@ def measure_memory(
         if not tensor.loaded:
             continue
         if tensor.duplicated:
-            owners = set(split.owners[:-1]) or {HOST}
+            owners = {split.owners[il] for il in model.rope_layers} or {HOST}
         else:
             owner = placed.get(tensor.name)
             owners = {home_owner(tensor, split) if owner is None else owner}

@@ -135,12 +135,14 @@ def resolve_context(model: Model, options: PlanOptions) -> ContextOptions:
 
     Mirrors tools/server/server.cpp (`n_parallel` auto) and the constructor of
     llama_context (src/llama-context.cpp, b11434). `-c 0` means the training context.
+    Raises UsageError for cache types that `llama_init_from_model` refuses.
     """
     n_ctx = options.n_ctx
     if n_ctx is None:
         n_ctx = min(model.n_ctx_train or DEFAULT_N_CTX_MAX, DEFAULT_N_CTX_MAX)
     elif n_ctx == 0:
         n_ctx = model.n_ctx_train or DEFAULT_N_CTX_MAX
+    _check_cache_types(model, options)
     is_auto = options.n_parallel is None
     unified = options.kv_unified
     n_batch = min(options.n_batch, n_ctx)
@@ -152,10 +154,32 @@ def resolve_context(model: Model, options: PlanOptions) -> ContextOptions:
         kv_unified=is_auto if unified is None else unified,
         type_k=options.type_k,
         type_v=options.type_v,
-        flash_attn=options.flash_attn is not False,
+        flash_attn=options.flash_attn is not False and model.has_flash_attn,
         swa_full=options.swa_full,
         offload_kqv=options.offload_kqv,
     )
+
+
+def _check_cache_types(model: Model, options: PlanOptions) -> None:
+    """Refuse what `llama_init_from_model` refuses (src/llama-context.cpp, b11434)."""
+    hp = model.hparams
+    if (hp.is_mla or model.arch == "deepseek4") and options.type_k is not options.type_v:
+        raise UsageError(
+            "-ctk and -ctv differ, but this model's cache holds no values of its own"
+            " and llama.cpp refuses two types; set both to the same"
+        )
+    if options.flash_attn is False:
+        return
+    for flag, type_, head_of in (
+        ("-ctk", options.type_k, hp.n_embd_head_k),
+        ("-ctv", options.type_v, hp.n_embd_head_v),
+    ):
+        for il in range(hp.n_layer_all - hp.n_layer_nextn):
+            if head_of(il) % type_.block_size:
+                raise UsageError(
+                    f"{flag} {type_.name.lower()}: heads of {head_of(il)} are not whole blocks"
+                    f" of {type_.block_size}, and llama.cpp refuses them; use {flag} f16"
+                )
 
 
 def user_override_rules(options: PlanOptions) -> tuple[Rule, ...]:
