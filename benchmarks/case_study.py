@@ -39,6 +39,8 @@ from tuner.synth import write_random, write_shape
 N_CTX = 8192
 CARD_BYTES = 22 * GIB + GIB // 2
 """A 2080 Ti modified to 22 GB shows about 22.5 GiB of it."""
+HOST_BYTES = 120 * GIB
+"""What 128 GB of RAM leave free."""
 
 
 def say(text: str = "") -> None:
@@ -117,7 +119,7 @@ class Verdict:
 def plan_and_confirm(model: Model, n_cards: int, verdict: Verdict) -> Plan:
     """Plan for `n_cards` of the case study's cards and have llama.cpp confirm it."""
     headline(f"{n_cards} cards of 22.5 GiB: the plan, and llama.cpp's answer to it")
-    plan = make_plan(model, cards(n_cards), PlanOptions(n_ctx=N_CTX))
+    plan = make_plan(model, cards(n_cards), PlanOptions(n_ctx=N_CTX), host_free_bytes=HOST_BYTES)
     say(render_plan(plan))
     verification = verify_plan(plan)
     say()
@@ -137,10 +139,10 @@ def run_small(folder: Path, verdict: Verdict) -> None:
     model = make_model(read_header(path))
     with virtual_cards(3) as served:
         endpoints = [card.endpoint for card in served]
-        room = model.size_bytes // 6 + 64 * MIB
+        room = model.size_bytes // 5 + 12 * MIB
         devices = [parse_device(f"RPC{i}[{e}]:{room}") for i, e in enumerate(endpoints)]
         options = PlanOptions(n_ctx=1024, n_ubatch=128, margin_bytes=(4 * MIB,))
-        plan = make_plan(model, devices, options)
+        plan = make_plan(model, devices, options, host_free_bytes=HOST_BYTES)
         say(render_plan(plan))
         ran = generate(load_options(plan), "Once upon a time", n_predict=8, endpoints=endpoints)
     say(f"\ntokens {ran.tokens}, {ran.decode_t_s or 0:.1f} tok/s: planned and really allocated")

@@ -85,9 +85,9 @@ def solve_strategy(problem: Problem, strategy: Strategy) -> Priced:
     if strategy is Strategy.OWN:
         return _solve_own(problem)
     if strategy is Strategy.NONE:
-        return _fewest_host_layers(problem, _even_without_relief)
+        return _even_without_relief(problem, problem.n_host_layers or 0)
     if strategy is Strategy.ALL:
-        return _fewest_host_layers(problem, _all_on_host)
+        return _all_on_host(problem, problem.n_host_layers or 0)
     return _fewest_experts(problem, from_last=strategy is Strategy.LAST)
 
 

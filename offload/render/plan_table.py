@@ -56,7 +56,7 @@ def _table(plan: Plan) -> Iterator[str]:
     for d, device in enumerate(plan.devices):
         own = plan.split.layers_of(d)
         away = plan.experts_on_host(d)
-        with_experts = plan.model.expert_layers.intersection(own)
+        with_experts = set(plan.model.expert_layers).intersection(own)
         output = " + output" if plan.split.output_owner == d else ""
         rows.append(
             (
