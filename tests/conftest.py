@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.missing import missing
+
 # this machine may be busy with other things: no example has a time limit of its own
 settings.register_profile("here", deadline=None)
 # in CI the same examples every time: luck must not decide what lands
@@ -41,10 +43,7 @@ def archs_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         return
     program = shutil.which("test-llama-archs")
     if program is None:
-        what = "test-llama-archs is not on PATH; `python3 -m dev setup` builds it"
-        if os.environ.get("OFFLOAD_REQUIRE_LLAMA") == "1":
-            pytest.fail(f"OFFLOAD_REQUIRE_LLAMA=1, but {what}")
-        pytest.skip(what)
+        missing("test-llama-archs is not on PATH; `python3 -m dev setup` builds it")
     folder = tmp_path_factory.mktemp("archs")
     subprocess.run([program, "-o", folder], capture_output=True, timeout=300, check=True)
     yield folder

