@@ -11,86 +11,67 @@ inputs exist four times, are placed first and never freed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from offload.compute.graph import Graph, Node, Op, Outside, Source, View
+from offload.compute.graph import Graph, Node, Op, Tensor
 from offload.compute.schedule import Split
 
-N_PIPELINE_COPIES = 4
+N_PIPELINE_COPIES: Final = 4
 """`GGML_SCHED_MAX_COPIES`."""
 
-_ENDLESS = 1 << 62
+_ENDLESS: Final = 1 << 62
 
 
 class Arena:
     """One backend's memory: free blocks in order of address, the last one endless."""
 
-    __slots__ = ("alignment", "free", "peak_bytes")
+    __slots__ = ("_ends", "_starts", "alignment", "peak_bytes")
 
     def __init__(self, alignment: int) -> None:
         self.alignment = alignment
-        self.free: list[list[int]] = [[0, _ENDLESS]]
+        self._starts = [0]
+        self._ends = [_ENDLESS]
         self.peak_bytes = 0
 
     def take(self, n_bytes: int) -> int:
         """Offset of the smallest block that fits, the later one of equals, else of the last."""
         size = -(-n_bytes // self.alignment) * self.alignment
-        free = self.free
-        last = len(free) - 1
-        best, best_size = last, _ENDLESS
+        starts, ends = self._starts, self._ends
+        best = last = len(starts) - 1
+        best_size = _ENDLESS
         for i in range(last):
-            block_size = free[i][1]
+            block_size = ends[i] - starts[i]
             if size <= block_size <= best_size:
                 best, best_size = i, block_size
-        block = free[best]
-        offset = block[0]
-        block[0] += size
-        block[1] -= size
-        if not block[1]:
-            del free[best]
-        if offset + size > self.peak_bytes:
-            self.peak_bytes = offset + size
+        offset = starts[best]
+        end = offset + size
+        if end == ends[best]:
+            del starts[best], ends[best]
+        else:
+            starts[best] = end
+        if end > self.peak_bytes:
+            self.peak_bytes = end
         return offset
 
     def give(self, offset: int, n_bytes: int) -> None:
         """Free a block and merge it with its neighbours."""
-        size = -(-n_bytes // self.alignment) * self.alignment
-        free = self.free
+        end = offset - (-n_bytes // self.alignment) * self.alignment
+        starts, ends = self._starts, self._ends
         i = 0
-        while free[i][0] < offset:
+        while starts[i] < offset:
             i += 1
-        if i and free[i - 1][0] + free[i - 1][1] == offset:
-            free[i - 1][1] += size
-            if offset + size == free[i][0]:
-                free[i - 1][1] += free[i][1]
-                del free[i]
-        elif offset + size == free[i][0]:
-            free[i][0] = offset
-            free[i][1] += size
+        joins_next = starts[i] == end
+        if i and ends[i - 1] == offset:
+            if joins_next:
+                ends[i - 1] = ends[i]
+                del starts[i], ends[i]
+            else:
+                ends[i - 1] = end
+        elif joins_next:
+            starts[i] = offset
         else:
-            free.insert(i, [offset, size])
-
-
-class Slot:
-    """A tensor with memory: how many consumers are left, and where it is (-1: not ours)."""
-
-    __slots__ = ("arena", "n_bytes", "offset", "uses")
-
-    def __init__(self, n_bytes: int) -> None:
-        self.n_bytes = n_bytes
-        self.offset = -1
-        self.uses = 0
-        self.arena: Arena | None = None
-
-    def place(self, arena: Arena) -> None:
-        self.arena = arena
-        self.offset = arena.take(self.n_bytes)
-
-    def consume(self) -> None:
-        """One consumer has run; free the memory after the last."""
-        self.uses -= 1
-        if not self.uses and self.arena is not None:
-            self.arena.give(self.offset, self.n_bytes)
-            self.arena = None
+            starts.insert(i, offset)
+            ends.insert(i, end)
 
 
 def measure_buffers(
@@ -98,101 +79,58 @@ def measure_buffers(
 ) -> list[int]:
     """Bytes of the compute buffer of each backend."""
     arenas = [Arena(alignment) for alignment in alignments]
-    slots: dict[int, Slot] = {}
-    steps = [_resolve(split, slots) for split in splits]
-    _place_leaves(graph, splits, slots, arenas, is_pipelined=is_pipelined)
-    for split, (inputs, nodes) in zip(splits, steps, strict=True):
+    _place_leaves(graph, splits, arenas, is_pipelined=is_pipelined)
+    for split in splits:
         arena = arenas[split.backend]
-        for origin, copy in inputs:
+        for origin, copy in split.copies:
             if not is_pipelined:
-                copy.place(arena)
-            origin.consume()
-        for result, is_inplace, operands in nodes:
-            if result is not None and not (is_inplace and _take_over(result, operands)):
-                result.place(arena)
-            for slot, _ in operands:
-                slot.consume()
+                _place(copy, arena)
+            _consume(origin)
+        for node in split.nodes:
+            if node.op is not Op.STORE and not _take_over(node):
+                _place(node, arena)
+            for tensor in node.reads:
+                _consume(tensor)
     return [arena.peak_bytes for arena in arenas]
 
 
-_Step = tuple[Slot | None, bool, list[tuple[Slot, bool]]]
-
-
-def _resolve(
-    split: Split, slots: dict[int, Slot]
-) -> tuple[list[tuple[Slot, Slot]], list[_Step]]:
-    """What each node of a split really reads: tensors, or their copies on its backend.
-
-    Operands come with whether they are read directly, not through a view.
-    """
-    inputs = []
-    for source in split.inputs:
-        copy = slots[_copy_key(source, split.backend)] = Slot(source.n_bytes)
-        inputs.append((_slot(source, slots), copy))
-    for origin, _ in inputs:
-        origin.uses += 1
-    steps: list[_Step] = []
-    for node in split.nodes:
-        operands = []
-        for source in node.srcs:
-            slot = slots.get(_copy_key(source, split.backend))
-            is_direct = True
-            if slot is None:
-                slot = _slot(source, slots)
-                is_direct = type(source) is not View
-            slot.uses += 1
-            operands.append((slot, is_direct))
-        if node.op is Op.STORE:
-            steps.append((None, False, operands))
-        else:
-            result = slots[id(node)] = Slot(node.n_bytes)
-            steps.append((result, node.op is Op.ROWWISE or node.op is Op.ROPE, operands))
-    return inputs, steps
-
-
-def _slot(source: Source, slots: dict[int, Slot]) -> Slot:
-    root: Node | Outside = source.root if isinstance(source, View) else source
-    slot = slots.get(id(root))
-    if slot is None:
-        slot = slots[id(root)] = Slot(root.n_bytes)
-    return slot
-
-
-def _copy_key(source: Source, backend: int) -> int:
-    return -(id(source) * 32 + backend + 1)
-
-
 def _place_leaves(
-    graph: Graph,
-    splits: Sequence[Split],
-    slots: dict[int, Slot],
-    arenas: Sequence[Arena],
-    *,
-    is_pipelined: bool,
+    graph: Graph, splits: Sequence[Split], arenas: Sequence[Arena], *, is_pipelined: bool
 ) -> None:
+    for twin in graph.twins:
+        arenas[twin.backend].take(twin.n_bytes)
     for leaf in graph.leaves:
+        arena = arenas[leaf.backend]
         if is_pipelined and leaf.is_input:
             for _ in range(N_PIPELINE_COPIES):
-                arenas[graph.host].take(leaf.n_bytes)
+                arena.take(leaf.n_bytes)
         else:
-            _slot(leaf, slots).place(arenas[leaf.backend])
+            _place(leaf, arena)
     if is_pipelined:
         for split in splits:
-            for source in split.inputs:
+            for _, copy in split.copies:
                 for _ in range(N_PIPELINE_COPIES):
-                    arenas[split.backend].take(source.n_bytes)
+                    arenas[split.backend].take(copy.n_bytes)
 
 
-def _take_over(result: Slot, operands: Sequence[tuple[Slot, bool]]) -> bool:
-    """Give `result` the memory of an operand that nobody else reads, if there is one."""
-    for slot, is_direct in operands:
-        if (
-            is_direct
-            and slot.uses == 1
-            and slot.n_bytes == result.n_bytes
-            and slot.arena is not None
-        ):
-            result.arena, result.offset = slot.arena, slot.offset
-            slot.arena = None
+def _place(tensor: Tensor, arena: Arena) -> None:
+    tensor.arena = arena
+    tensor.offset = arena.take(tensor.n_bytes)
+
+
+def _consume(tensor: Tensor) -> None:
+    """One consumer has run; free the memory after the last."""
+    tensor.uses -= 1
+    if not tensor.uses and tensor.arena is not None:
+        tensor.arena.give(tensor.offset, tensor.n_bytes)
+        tensor.arena = None
+
+
+def _take_over(node: Node) -> bool:
+    """Give the result the memory of an operand that nobody else reads, if there is one."""
+    for tensor in node.inplace:
+        if tensor.uses == 1 and tensor.arena is not None:
+            node.arena, node.offset = tensor.arena, tensor.offset
+            tensor.arena = None
             return True
     return False

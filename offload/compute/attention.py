@@ -6,9 +6,13 @@ attention parts of src/models/*.cpp, b11434.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Op, Outside, Source, view
-from offload.compute.inputs import F32, CacheInputs
+from offload.compute.inputs import F32, CacheInputs, Inputs
+from offload.hparams import HParams
 
 
 def cache_inputs(b: Builder) -> CacheInputs:
@@ -61,9 +65,18 @@ def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
     return view(out)
 
 
-def plain_attention(
-    b: Builder, x: Source, *, k_before_v: bool = True, norm_after_rope: bool = False
-) -> Node:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How one architecture's plain attention differs from the most common one."""
+
+    k_before_v: bool = False
+    norm_after_rope: bool = False
+    norms_values: bool = False
+    scales_full: bool = False
+    """Layers without a window have no rope, but queries scaled by position."""
+
+
+def plain_attention(b: Builder, x: Source, style: Style) -> Node:
     """Q, K and V, their norms and rotations, attention, the output projection."""
     if b.has("attn_qkv"):
         qkv = b.linear("attn_qkv", x)
@@ -71,30 +84,38 @@ def plain_attention(
         n_rest = b.layer.n_head_kv * b.layer.head_v
         skipped = (b.width(qkv)) * (b.rows - 1)
         q, k, v = (view(qkv, (skipped + n) * F32) for n in (n_head, n_kv, n_rest))
-        q = _rotate(b, q, n_head, "attn_q_norm", norm_after_rope)
-        k = _rotate(b, k, n_kv, "attn_k_norm", norm_after_rope)
+        q = _rotate(b, q, n_head, "attn_q_norm", style)
+        k = _rotate(b, k, n_kv, "attn_k_norm", style)
         out = attend(b, q, k, v)
     else:
-        q = _rotate(b, b.linear("attn_q", x), None, "attn_q_norm", norm_after_rope)
-        if k_before_v:
-            k = _rotate(b, b.linear("attn_k", x), None, "attn_k_norm", norm_after_rope)
-            v = b.linear("attn_v", x)
+        q = _rotate(b, b.linear("attn_q", x), None, "attn_q_norm", style)
+        if not b.layer.caches:
+            return b.linear("attn_output", attend(b, q, None, None))
+        v: Source
+        if style.k_before_v:
+            k_raw = b.linear("attn_k", x)
+            k = _rotate(b, k_raw, None, "attn_k_norm", style)
+            v = b.linear("attn_v", x) if b.has("attn_v") else k_raw
+            if style.norms_values:
+                v = b.rowwise(view(v))
         else:
             v = b.linear("attn_v", x)
-            k = _rotate(b, b.linear("attn_k", x), None, "attn_k_norm", norm_after_rope)
+            k = _rotate(b, b.linear("attn_k", x), None, "attn_k_norm", style)
         out = attend(b, q, k, v)
     return b.linear("attn_output", out)
 
 
 def _rotate(
-    b: Builder, x: Source, width: int | None, norm: str, norm_after_rope: bool
-) -> Node:
+    b: Builder, x: Source, width: int | None, norm: str, style: Style
+) -> Source:
     """Norm and rope of Q or K; a norm over whole rows works in place, one over heads does not."""
     n_bytes = x.n_bytes if width is None else width * b.rows * F32
     heads: Source = view(x, n_bytes)
+    if style.scales_full and b.layer.caches[0].kind == "full" and "swa" in b.inputs.caches:
+        return b.rowwise(heads, b.inputs.attn_scale) if norm == "attn_q_norm" else heads
     if not b.has(norm):
         return b.rope(heads)
-    if norm_after_rope:
+    if style.norm_after_rope:
         return b.norm(b.rope(heads), norm)
     if b.shape(norm)[0] * F32 * b.rows == n_bytes and width is None:
         return b.rope(view(b.norm(x, norm)))
@@ -138,15 +159,24 @@ def latent_attention(b: Builder, x: Source) -> Node:
     inputs = cache_inputs(b)
     cache = Outside(inputs.n_kv * inputs.n_stream * n_key * 2, b.owner)
     b.store(cache, k, inputs.k_idxs)
-    mask: Source = inputs.mask
-    if b.hp.indexer_top_k and "indexer" in b.inputs.caches:
-        mask = _sparse_mask(b, x, compressed, inputs)
+
+    def mask() -> Source:
+        if b.hp.indexer_top_k and "indexer" in b.inputs.caches:
+            return _sparse_mask(b, x, compressed, inputs)
+        return inputs.mask
+
     return b.linear("attn_output", _attend_latent(b, q, cache, mask, inputs, n_latent))
 
 
 def _attend_latent(
-    b: Builder, q: Node, cache: Outside, mask: Source, inputs: CacheInputs, n_latent: int
+    b: Builder,
+    q: Node,
+    cache: Outside,
+    make_mask: Callable[[], Source],
+    inputs: CacheInputs,
+    n_latent: int,
 ) -> Source:
+    """`build_attn_mha` on a latent cache; `make_mask` adds what the mask needs, if anything."""
     n_out = b.layer.n_head * n_latent
     n_v = b.layer.n_head * b.shape("attn_v_b")[1]
     if b.inputs.flash_attn:
@@ -156,13 +186,14 @@ def _attend_latent(
             view(q),
             view(cache),
             view(cache),
-            mask,
+            make_mask(),
             rows=b.rows,
         )
         out = b.fresh(n_v, b.weight("attn_v_b"), view(out))
     else:
-        kq = b.rowwise(b.fresh(inputs.n_kv * b.layer.n_head, view(cache), view(q)), mask)
         v = b.fresh_bytes(inputs.n_kv * inputs.n_stream * n_latent * 2, view(cache))
+        kq = b.fresh(inputs.n_kv * b.layer.n_head, view(cache), view(q))
+        kq = b.rowwise(kq, make_mask())
         out = b.fresh(n_out, v, kq)
         out = b.fresh(n_v, b.weight("attn_v_b"), out)
     return view(b.fresh(n_v, view(out)))
@@ -176,11 +207,22 @@ def _store_indexer_keys(b: Builder, x: Source, inputs: CacheInputs) -> None:
     b.store(Outside(inputs.n_kv * b.width(k) * 2, b.owner), view(k), inputs.k_idxs)
 
 
+def sparse_leaf_bytes(hp: HParams, inputs: Inputs) -> int:
+    """Each sparse layer has a leaf of zeros, one for every cell it unmasks; 0 without indexer.
+
+    Leaves have memory from the start, so those of all layers count.
+    """
+    cache = inputs.caches.get("mla")
+    if not hp.indexer_top_k or cache is None or "indexer" not in inputs.caches:
+        return 0
+    return min(hp.indexer_top_k, cache.n_kv) * inputs.n_tokens * F32
+
+
 def _sparse_mask(b: Builder, x: Source, q_compressed: Source | None, inputs: CacheInputs) -> Node:
     """Only the best `indexer_top_k` cells stay unmasked."""
     n_top = min(b.hp.indexer_top_k, inputs.n_kv)
     top: Source
-    zeros = b.rowwise(b.graph.leaf(n_top * b.rows * F32, b.owner))
+    zeros = b.rowwise(b.graph.leaf(sparse_leaf_bytes(b.hp, b.inputs)))
     indexer = b.inputs.caches["indexer"]
     if b.has("indexer.attn_k"):
         q: Source = b.rope(view(b.linear("indexer.attn_q_b", q_compressed or x)))
@@ -193,6 +235,6 @@ def _sparse_mask(b: Builder, x: Source, q_compressed: Source | None, inputs: Cac
         b.inputs.shared.append(top)
     else:
         top = b.inputs.shared[-1]
-    masked = b.rowwise(view(inputs.mask))
+    masked = b.rowwise(inputs.mask)
     b.store(Outside(0, b.owner), zeros, view(top), view(masked))
     return b.rowwise(view(masked), inputs.mask)

@@ -7,6 +7,7 @@ equal layers on one device are built only as far as they can make a difference.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,7 @@ from offload.context import ContextOptions
 from offload.model import Model
 from offload.split import HOST, LayerSplit
 
-_PINNED_ALIGNMENT_BYTES: Final = 32
+_N_REPEATS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +93,19 @@ def _build(
     x = graph.add(Op.GET_ROWS, n_bytes, table, inputs.tokens, rows=n_tokens)
     homes = dict.fromkeys(host_tensors, host)
     last = facts.layers[-1].il
-    for il in _representatives(facts, split, host_tensors):
+    moved = _moved_by_layer(facts, host_tensors)
+    chosen = _representatives(facts, split, moved)
+    leaf_of: dict[int, list[Outside]] = {}
+    for il in chosen:
         owner = split.owners[il]
         b = Builder(
             graph, inputs, facts.hp, facts.layers[il], host if owner == HOST else owner, homes
         )
         x = add_layer(b, facts.arch, x, is_last=il == last)
+        own_leaves = [leaf for leaf in graph.leaves if leaf.backend == -1]
+        leaf_of[owner] = own_leaves[-1:]
+    for il in set(range(last + 1)).difference(chosen):
+        graph.twins += leaf_of[split.owners[il]]
     owner = split.output_owner
     _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
     return graph
@@ -119,8 +127,39 @@ def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backen
     graph.add(Op.FRESH, head.shape[1] * rows * F32, matrix, x, rows=rows)
 
 
+def _moved_by_layer(
+    facts: ModelFacts, host_tensors: frozenset[str]
+) -> dict[int, frozenset[tuple[str, int]]]:
+    """Short names and bytes of the moved weights of each layer that has any."""
+    moved: dict[int, list[tuple[str, int]]] = {}
+    for name in host_tensors:
+        place = facts.places.get(name)
+        if place is not None:
+            moved.setdefault(place[0], []).append(place[1:])
+    return {il: frozenset(weights) for il, weights in moved.items()}
+
+
 def _representatives(
-    facts: ModelFacts, split: LayerSplit, host_tensors: frozenset[str]
+    facts: ModelFacts, split: LayerSplit, moved: Mapping[int, frozenset[tuple[str, int]]]
 ) -> list[int]:
-    """Layers to build: each kind of neighbourhood on each device twice, and the ends."""
-    return [layer.il for layer in facts.layers]
+    """Layers that can make a difference: each kind twice after each kind, and the last.
+
+    After a layer only the residual stream is alive, so what a layer needs depends on itself
+    and, by the holes it finds, a little on the one before.
+    """
+    last = facts.layers[-1].il
+    chosen = []
+    seen: dict[object, int] = {}
+    previous: object = None
+    for layer in facts.layers:
+        il = layer.il
+        owner = split.owners[il]
+        signature = layer.host_signature if owner == HOST else layer.signature
+        current = (signature, owner, moved.get(il))
+        pair = (previous, current)
+        n_seen = seen.get(pair, 0)
+        seen[pair] = n_seen + 1
+        if n_seen < _N_REPEATS or il == last:
+            chosen.append(il)
+        previous = current
+    return chosen

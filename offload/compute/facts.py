@@ -29,12 +29,17 @@ Weights: TypeAlias = dict[str, Weight]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
-    """One layer of the trunk; layers with an equal `signature` have equal graphs."""
+    """One layer of the trunk.
+
+    Layers with an equal `signature` have equal graphs. Weights count there by shape only,
+    since their bytes matter only where they are copied; in `host_signature` they count too.
+    """
 
     il: int
     weights: Weights
     caches: tuple[Cache, ...]
     signature: int
+    host_signature: int
     n_head: int
     n_head_kv: int
     head_k: int
@@ -45,12 +50,16 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model as the graph builders see it; `weights` are those outside the layers."""
+    """A model as the graph builders see it; `weights` are those outside the layers.
+
+    `places` finds a layer's weight by its whole name: its layer, short name and bytes.
+    """
 
     arch: str
     hp: HParams
     layers: tuple[LayerFacts, ...]
     weights: Weights
+    places: dict[str, tuple[int, str, int]]
 
 
 _latest: tuple[Model, ModelFacts] | None = None
@@ -69,16 +78,20 @@ def _read(model: Model) -> ModelFacts:
     hp = model.hparams
     by_layer: list[Weights] = [{} for _ in range(hp.n_layer_all)]
     outside: Weights = {}
+    places: dict[str, tuple[int, str, int]] = {}
     for tensor in model.tensors:
         home, name = outside, tensor.name
         if tensor.il is not None:
             home, name = by_layer[tensor.il], name.split(".", 2)[2]
-        home[name.removesuffix(".weight")] = Weight(tensor.name, tensor.n_bytes, tensor.shape)
+        name = name.removesuffix(".weight")
+        if tensor.il is not None:
+            places[tensor.name] = (tensor.il, name, tensor.n_bytes)
+        home[name] = Weight(tensor.name, tensor.n_bytes, tensor.shape)
     signatures: dict[object, int] = {}
     layers = []
     for il in range(hp.n_layer):
         weights, caches = by_layer[il], model.layers[il].caches
-        shapes = tuple((name, w.n_bytes, w.shape) for name, w in weights.items())
+        shapes = tuple((name, w.shape) for name, w in weights.items())
         numbers = (
             hp.n_head[il],
             hp.n_head_kv[il],
@@ -88,12 +101,14 @@ def _read(model: Model) -> ModelFacts:
             hp.is_recr[il],
         )
         key = (shapes, caches, numbers)
+        sizes = tuple(w.n_bytes for w in weights.values())
         layers.append(
             LayerFacts(
                 il=il,
                 weights=weights,
                 caches=caches,
                 signature=signatures.setdefault(key, len(signatures)),
+                host_signature=signatures.setdefault((key, sizes), len(signatures)),
                 n_head=numbers[0],
                 n_head_kv=numbers[1],
                 head_k=numbers[2],
@@ -102,4 +117,6 @@ def _read(model: Model) -> ModelFacts:
                 is_recr=numbers[5],
             )
         )
-    return ModelFacts(arch=model.arch, hp=hp, layers=tuple(layers), weights=outside)
+    return ModelFacts(
+        arch=model.arch, hp=hp, layers=tuple(layers), weights=outside, places=places
+    )

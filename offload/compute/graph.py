@@ -2,20 +2,20 @@
 
 A graph here is llama.cpp's without its views: a `Node` is an operation whose result
 takes `n_bytes` until its last consumer has run, an `Outside` a weight, a cache or a
-graph input that lives elsewhere, and a `View` another name for one of them, with the
-size a copy of it would have. What each operation may do with memory follows ggml:
-`ggml_op_can_inplace` (ggml/src/ggml-alloc.c), `ggml_backend_cuda_device_offload_op`
-(ggml/src/ggml-cuda/ggml-cuda.cu) and
-`ggml_backend_sched_backend_id_from_cur` (ggml/src/ggml-backend.cpp), all b11434.
+graph input, and a `View` another name for one of them, with the size a copy of it would
+have. What each operation may do with memory follows ggml: `ggml_op_can_inplace`
+(ggml/src/ggml-alloc.c), `ggml_backend_cuda_device_offload_op`
+(ggml/src/ggml-cuda/ggml-cuda.cu) and `ggml_backend_sched_backend_id_from_cur`
+(ggml/src/ggml-backend.cpp), all b11434.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-OFFLOAD_MIN_ROWS: Final = 32
-"""`GGML_OP_OFFLOAD_MIN_BATCH`'s default in every backend that reads it."""
+if TYPE_CHECKING:
+    from offload.compute.allocate import Arena
 
 
 class Op(enum.IntEnum):
@@ -32,38 +32,56 @@ class Op(enum.IntEnum):
     GET_ROWS = 4
     """New memory, and never taken over from the host."""
     STORE = 5
-    """Writes into a cache: takes no memory and runs where the cache is."""
+    """Writes into its last operand: takes no memory and runs where that is."""
 
 
-class Outside:
-    """A tensor that is allocated before the graph: a weight, a cache or a graph input.
+class Tensor:
+    """Something with `n_bytes` on one of the scheduler's backends.
 
-    `backend` is its index among the scheduler's backends. Graph inputs are leaves on
-    the host that the allocator must place; weights and caches cost nothing.
+    The rest is the allocator's: how many consumers are left, and where the memory is
+    (no arena: not ours to place, or freed).
     """
 
-    __slots__ = ("backend", "is_input", "is_weight", "n_bytes")
+    __slots__ = ("arena", "backend", "n_bytes", "offset", "uses")
 
-    def __init__(
-        self, n_bytes: int, backend: int, *, is_weight: bool = False, is_input: bool = False
-    ) -> None:
+    def __init__(self, n_bytes: int, backend: int) -> None:
         self.n_bytes = n_bytes
         self.backend = backend
+        self.uses = 0
+        self.arena: Arena | None = None
+        self.offset = 0
+
+
+class Outside(Tensor):
+    """A tensor that no operation makes: a weight, a cache, or a leaf, perhaps an input."""
+
+    __slots__ = ("is_input", "is_leaf", "is_weight")
+
+    def __init__(
+        self, n_bytes: int, backend: int, *, is_weight: bool = False, is_leaf: bool = False
+    ) -> None:
+        super().__init__(n_bytes, backend)
         self.is_weight = is_weight
-        self.is_input = is_input
+        self.is_leaf = is_leaf
+        self.is_input = False
 
 
-class Node:
-    """An operation and its result; `rows` is the batch the op-offload rule looks at."""
+class Node(Tensor):
+    """An operation and its result; `rows` is the batch the op-offload rule looks at.
 
-    __slots__ = ("backend", "n_bytes", "op", "rows", "srcs")
+    `reads` and `inplace` are the scheduler's: the tensors or copies it really reads that
+    cost memory, and those among them whose memory the result could take over.
+    """
 
-    def __init__(self, op: Op, n_bytes: int, srcs: tuple[Source, ...], rows: int) -> None:
+    __slots__ = ("inplace", "op", "operands", "reads", "rows")
+
+    def __init__(self, op: Op, n_bytes: int, operands: tuple[Source, ...], rows: int) -> None:
+        super().__init__(n_bytes, -1)
         self.op = op
-        self.n_bytes = n_bytes
-        self.srcs = srcs
+        self.operands = operands
         self.rows = rows
-        self.backend = -1
+        self.reads: list[Tensor] = []
+        self.inplace: list[Tensor] = []
 
 
 class View:
@@ -71,7 +89,7 @@ class View:
 
     __slots__ = ("n_bytes", "root")
 
-    def __init__(self, root: Node | Outside, n_bytes: int) -> None:
+    def __init__(self, root: Tensor, n_bytes: int) -> None:
         self.root = root
         self.n_bytes = n_bytes
 
@@ -80,30 +98,34 @@ Source: TypeAlias = Node | Outside | View
 
 
 class Graph:
-    """Nodes in the order of execution, and leaves, inputs among them, in that of creation."""
+    """Nodes in the order of execution, and leaves, inputs among them, in that of creation.
 
-    __slots__ = ("host", "leaves", "nodes")
+    `twins` are leaves of which there is one more each time, in layers that were not built.
+    """
+
+    __slots__ = ("host", "leaves", "nodes", "twins")
 
     def __init__(self, host: int) -> None:
         self.nodes: list[Node] = []
         self.leaves: list[Outside] = []
+        self.twins: list[Outside] = []
         self.host = host
 
     def input(self, n_bytes: int) -> Outside:
-        """A leaf that llama.cpp fills before each batch (`ggml_set_input`)."""
-        leaf = Outside(n_bytes, self.host, is_input=True)
+        """A leaf on the host that llama.cpp fills before each batch (`ggml_set_input`)."""
+        leaf = self.leaf(n_bytes, self.host)
+        leaf.is_input = True
+        return leaf
+
+    def leaf(self, n_bytes: int, backend: int = -1) -> Outside:
+        """A tensor that has memory from the start, by default where it is read."""
+        leaf = Outside(n_bytes, backend, is_leaf=True)
         self.leaves.append(leaf)
         return leaf
 
-    def leaf(self, n_bytes: int, backend: int) -> Outside:
-        """A tensor no operation makes and nobody fills: it has memory from the start."""
-        leaf = Outside(n_bytes, backend)
-        self.leaves.append(leaf)
-        return leaf
-
-    def add(self, op: Op, n_bytes: int, *srcs: Source, rows: int) -> Node:
+    def add(self, op: Op, n_bytes: int, *operands: Source, rows: int) -> Node:
         """Append one operation."""
-        node = Node(op, n_bytes, srcs, rows)
+        node = Node(op, n_bytes, operands, rows)
         self.nodes.append(node)
         return node
 

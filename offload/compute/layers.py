@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from offload.compute.attention import gated_attention, latent_attention, plain_attention
+from offload.compute.attention import Style, gated_attention, latent_attention, plain_attention
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Source
 from offload.compute.recurrent import delta_net
@@ -19,8 +19,13 @@ OUTPUTS_AFTER_LAYERS: Final = frozenset(
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
 _GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
-_WINDOWED_ORDER: Final = frozenset("gpt-oss gemma4 llama4 gemma3".split())
-_NORM_AFTER_ROPE: Final = frozenset(("hunyuan-moe", "hunyuan-dense"))
+_COMMON: Final = Style()
+_STYLES: Final = {
+    **dict.fromkeys("gpt-oss gemma3".split(), Style(k_before_v=True)),
+    **dict.fromkeys("hunyuan-moe hunyuan-dense".split(), Style(norm_after_rope=True)),
+    "llama4": Style(k_before_v=True, scales_full=True),
+    "gemma4": Style(k_before_v=True, norms_values=True),
+}
 
 
 def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
@@ -48,27 +53,19 @@ def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
 _POST_NORMED: Final = frozenset("gemma4 gemma3".split())
 
 
-def _mix_tokens(b: Builder, arch: str, x: Source) -> Node:
+def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
     if b.layer.is_recr and b.has("ssm_conv1d"):
         return delta_net(b, x, repeats_keys=arch == "qwen3next")
     if b.has("attn_kv_a_mqa"):
         return latent_attention(b, x)
     if arch in _GATED:
         return gated_attention(b, x)
-    return plain_attention(
-        b,
-        x,
-        k_before_v=arch in _WINDOWED_ORDER,
-        norm_after_rope=arch in _NORM_AFTER_ROPE,
-    )
+    return plain_attention(b, x, _STYLES.get(arch, _COMMON))
 
 
 def _feed_forward(b: Builder, arch: str, x: Node) -> Node:
     if not b.has("ffn_gate_inp"):
         return b.ffn(x)
-    if arch == "hunyuan-moe":
-        shared = b.ffn(x, "_shexp")
-        return b.rowwise(b.moe(x), shared)
     out = b.moe(x, weigh_first=arch == "llama4")
     if b.has("ffn_up_shexp"):
         shared = b.ffn(x, "_shexp")

@@ -17,7 +17,7 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
     cache = Outside(n_bytes, b.owner)
     b.store(cache)
     return b.graph.add(
-        Op.GET_ROWS, n_bytes, view(cache), view(b.inputs.state_copy), rows=b.inputs.n_seqs
+        Op.GET_ROWS, n_bytes, view(cache), b.inputs.state_copy, rows=b.inputs.n_seqs
     )
 
 
@@ -26,7 +26,7 @@ def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
     b.store(Outside(n_per_seq * b.inputs.n_seqs * F32, b.owner), view(state))
 
 
-def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Node:
+def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Source:
     """Gated delta net with a short convolution over Q, K and V."""
     hp, n_seqs = b.hp, b.inputs.n_seqs
     n_inner, n_state = hp.ssm_d_inner, hp.n_embd_s
@@ -80,4 +80,4 @@ def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Node:
         gate = b.rowwise(view(b.mul_mat("attn_gate", x)))
     else:
         gate = b.rowwise(b.fresh(n_inner, view(z)))
-    return b.mul_mat("ssm_out", view(b.rowwise(normed, gate)))
+    return view(b.mul_mat("ssm_out", view(b.rowwise(normed, gate))))

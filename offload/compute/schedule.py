@@ -4,58 +4,72 @@ Mirrors `ggml_backend_sched_split_graph` (ggml/src/ggml-backend.cpp, b11434): no
 with a weight go to the weight's backend, or to the first backend that takes host
 operations over; the rest is spread from neighbour to neighbour, cards first; then the
 graph is cut where the backend changes, or where another host weight has to be staged,
-and every source from elsewhere is copied to the split's backend once.
+and every operand from elsewhere is copied to the split's backend once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from offload.compute.graph import OFFLOAD_MIN_ROWS, Graph, Node, Op, Outside, Source, View
+from offload.compute.graph import Graph, Node, Op, Outside, Source, Tensor, View
+
+OFFLOAD_MIN_ROWS: Final = 32
+"""`GGML_OP_OFFLOAD_MIN_BATCH`'s default in every backend that reads it."""
+
+_IN_PLACE: Final = frozenset((Op.ROWWISE, Op.ROPE))
 
 
 @dataclass(slots=True)
 class Split:
-    """Consecutive nodes on one backend, and what is copied there before they run."""
+    """Consecutive nodes on one backend, and what is copied there before they run.
+
+    `copies` are pairs of the tensor, which must stay until then, and its copy.
+    """
 
     backend: int
     nodes: list[Node] = field(default_factory=list)
-    inputs: list[Source] = field(default_factory=list)
+    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 def assign_backends(graph: Graph, offloading: int | None) -> None:
-    """Passes 1 and 2: set every node's `backend`.
+    """Passes 1, 2 and 4: set every node's and every leaf's `backend`.
 
     `offloading` is the first backend that takes over operations on host weights
     with a batch of 32 and more, if any.
     """
-    host = graph.host
     nodes = graph.nodes
     for node in nodes:
-        node.backend = _fixed_backend(node, host, offloading)
-    _expand(nodes, skip=host)
-    _expand(nodes[::-1], skip=host)
+        node.backend = _fixed_backend(node, graph.host, offloading)
+    _expand(nodes, skip=graph.host)
+    _expand(nodes[::-1], skip=graph.host)
     _expand(nodes, skip=-1)
     _expand(nodes[::-1], skip=-1)
+    if any(leaf.backend == -1 for leaf in graph.leaves):
+        for node in nodes:
+            for source in node.operands:
+                if type(source) is Outside and source.backend == -1:
+                    source.backend = node.backend
 
 
 def _fixed_backend(node: Node, host: int, offloading: int | None) -> int:
     op = node.op
     if op is Op.STORE:
-        return backend_of(node.srcs[-1])
+        return _root(node.operands[-1]).backend
     if op is Op.ROPE or op is Op.ATTENTION:
         return -1
-    for source in node.srcs:
+    for source in node.operands:
         if type(source) is Outside and source.is_weight:
+            backend = source.backend
             if (
-                source.backend == host
+                backend == host
                 and offloading is not None
                 and op is not Op.GET_ROWS
                 and node.rows >= OFFLOAD_MIN_ROWS
             ):
                 return offloading
-            return source.backend
+            return backend
     return -1
 
 
@@ -71,33 +85,45 @@ def _expand(nodes: Sequence[Node], *, skip: int) -> None:
             current = -1 if backend == skip else backend
 
 
-def backend_of(source: Source) -> int:
-    """Where a source lives."""
-    return source.root.backend if type(source) is View else source.backend  # type: ignore[union-attr]
+def _root(source: Source) -> Tensor:
+    return source.root if isinstance(source, View) else source
 
 
 def split_graph(graph: Graph) -> list[Split]:
-    """Pass 5: cut the graph into splits; needs `assign_backends`."""
+    """Pass 5: cut the graph into splits and count consumers; needs `assign_backends`."""
     split = Split(graph.nodes[0].backend)
     splits = [split]
-    copied: set[tuple[int, int]] = set()
+    copies: dict[tuple[int, int], Tensor] = {}
     for node in graph.nodes:
         backend = node.backend
-        if backend != split.backend or (split.inputs and _stages_weight(node, backend)):
+        if backend != split.backend or (split.copies and _stages_weight(node, backend)):
             split = Split(backend)
             splits.append(split)
-        for source in node.srcs:
-            if backend_of(source) != backend:
-                key = (id(source), backend)
-                if key not in copied:
-                    copied.add(key)
-                    split.inputs.append(source)
         split.nodes.append(node)
+        is_inplace = node.op in _IN_PLACE
+        reads = node.reads
+        for source in node.operands:
+            is_view = type(source) is View
+            tensor: Tensor = source.root if is_view else source  # type: ignore[union-attr,assignment]
+            if tensor.backend != backend:
+                key = (id(source), backend)
+                copy = copies.get(key)
+                if copy is None:
+                    copy = copies[key] = Tensor(source.n_bytes, backend)
+                    split.copies.append((tensor, copy))
+                    tensor.uses += 1
+                tensor, is_view = copy, False
+            elif type(tensor) is Outside and not tensor.is_leaf:
+                continue
+            tensor.uses += 1
+            reads.append(tensor)
+            if is_inplace and not is_view and tensor.n_bytes == node.n_bytes:
+                node.inplace.append(tensor)
     return splits
 
 
 def _stages_weight(node: Node, backend: int) -> bool:
-    for source in node.srcs:
+    for source in node.operands:
         if type(source) is Outside and source.is_weight and source.backend != backend:
             return True
     return False
