@@ -79,10 +79,10 @@ def first_n_rows(model: Model, endpoints: Sequence[str]) -> Iterator[tuple[str, 
 
 def check_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     """Planned beside llama.cpp's own numbers, MiB."""
-    yield "MiB", "weights", "llama.cpp", "context", "llama.cpp", "compute", "llama.cpp", "room"
+    yield "MiB", "weights", "llama.cpp", "context", "llama.cpp", "compute", "llama.cpp", "free"
     for check in (*verification.devices, verification.host):
-        room = "" if check.room_bytes is None else f"{check.room_bytes / MIB:.0f}"
-        yield check.name, *_pairs(check.planned, check.actual), room
+        free = "" if check.free_bytes is None else f"{check.free_bytes / MIB:.0f}"
+        yield check.name, *_pairs(check.planned, check.actual), free
 
 
 def _pairs(planned: MemoryBytes, actual: MemoryBytes) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from offload.plan import Plan, make_plan
 from offload.render.text import render_columns
 from offload.source import read_header
 from offload.units import GIB, MIB
-from tuner.catalogue import MODELS
+from tuner.shapes import SHAPES
 from tuner.synth import write_shape
 
 KINDS = ("plan", "rules", "none")
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--rpc", action="store_true", help="cards that take over no operations")
     parser.add_argument("--model", action="append", help="only these shapes")
     args = parser.parse_args()
-    names = args.model or [shape.name for shape in MODELS]
+    names = args.model or list(SHAPES)
     by_kind: dict[str, Errors] = defaultdict(Errors)
     by_model: dict[str, Errors] = defaultdict(Errors)
     with tempfile.TemporaryDirectory() as folder:

@@ -27,13 +27,22 @@ class DeviceCheck:
     name: str
     planned: MemoryBytes
     actual: MemoryBytes
-    room_bytes: int | None
-    """Free less margin; None where it was not known."""
+    free_bytes: int | None
+    """Free memory, the margin included; None where it was not known."""
+
+    margin_bytes: int = 0
 
     @property
     def fits(self) -> bool:
-        """True when llama.cpp's own total is within the room."""
-        return self.room_bytes is None or self.actual.total_bytes <= self.room_bytes
+        """True when llama.cpp's own total is within what is free."""
+        return self.free_bytes is None or self.actual.total_bytes <= self.free_bytes
+
+    @property
+    def over_budget_bytes(self) -> int:
+        """Bytes by which llama.cpp's own total eats into the margin; 0 where it does not."""
+        if self.free_bytes is None:
+            return 0
+        return max(self.actual.total_bytes - self.free_bytes + self.margin_bytes, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +62,7 @@ class Verification:
 
     @property
     def fits(self) -> bool:
-        """llama.cpp's own numbers are within every card's room and the host's memory."""
+        """llama.cpp's own numbers are within what every card and the host have free."""
         return all(check.fits for check in (*self.devices, self.host))
 
 
@@ -111,10 +120,6 @@ def check_report(plan: Plan, report: LoadReport) -> Verification:
         for il, (planned, actual) in enumerate(zip(plan.split.owners, actual_owners, strict=True))
         if planned != actual
     ]
-    rooms = [
-        device.memory_free_bytes - margin
-        for device, margin in zip(plan.devices, plan.margins_bytes, strict=True)
-    ]
     host = MemoryBytes(
         model_bytes=report.host.model_bytes + sum(e.model_bytes for e in report.extra),
         context_bytes=report.host.context_bytes,
@@ -122,13 +127,23 @@ def check_report(plan: Plan, report: LoadReport) -> Verification:
     )
     return Verification(
         devices=tuple(
-            DeviceCheck(name=device.name, planned=planned, actual=actual, room_bytes=room)
-            for device, planned, actual, room in zip(
-                plan.devices, plan.memory.devices, _numbers(report), rooms, strict=True
+            DeviceCheck(
+                name=device.name,
+                planned=planned,
+                actual=actual,
+                free_bytes=device.memory_free_bytes,
+                margin_bytes=margin,
+            )
+            for device, margin, planned, actual in zip(
+                plan.devices,
+                plan.margins_bytes,
+                plan.memory.devices,
+                _numbers(report),
+                strict=True,
             )
         ),
         host=DeviceCheck(
-            name="CPU", planned=plan.memory.host, actual=host, room_bytes=plan.host_free_bytes
+            name="CPU", planned=plan.memory.host, actual=host, free_bytes=plan.host_free_bytes
         ),
         wrong_owners=tuple(wrong_owners),
         wrong_tensors=_wrong_tensors(plan, report),
