@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,16 @@ from offload.emit import emit_bench_args, emit_server_args, make_launch
 from offload.engine.binaries import supported_flags
 from offload.engine.virtual_cards import VirtualCard
 from offload.model import make_model
-from offload.options import PlanOptions
+from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
 from offload.source import read_header
-from offload.units import MIB
+from offload.units import GIB, MIB
 
 
 @pytest.fixture(scope="module")
 def plan(small_moe: Path, cards: tuple[VirtualCard, ...]) -> Plan:
     """A small model that three small cards do not hold."""
     model = make_model(read_header(small_moe))
-    devices = [
-        parse_device(f"{card.name}[{card.endpoint}]:{model.size_bytes // 5 + 24 * MIB}")
-        for card in cards
-    ]
     options = PlanOptions(
         n_ctx=512,
         n_ubatch=64,
@@ -34,7 +31,14 @@ def plan(small_moe: Path, cards: tuple[VirtualCard, ...]) -> Plan:
         rpc=",".join(card.endpoint for card in cards),
         device_names=tuple(card.name for card in cards),
     )
-    made = make_plan(model, devices, options)
+
+    def planned(room_bytes: int, strategy: Strategy) -> Plan:
+        devices = [parse_device(f"{c.name}[{c.endpoint}]:{room_bytes}") for c in cards]
+        return make_plan(model, devices, replace(options, strategy=strategy))
+
+    bare = planned(GIB, Strategy.ALL).memory.devices
+    least = max(memory.total_bytes for memory in bare)
+    made = planned(least + model.expert_bytes // 6 + 2 * MIB, Strategy.OWN)
     assert made.rules
     return made
 
