@@ -80,6 +80,12 @@ def padded_sum(n_bytes: Iterable[int], backend: Backend) -> int:
     return sum((n + mask) & ~mask for n in n_bytes)
 
 
+def _padded_weights(tensors: Iterable[Tensor], backend: Backend) -> dict[tuple[int, ...], int]:
+    """Padded bytes by (type id, *shape): a model has a thousand tensors of a few dozen forms."""
+    forms = {(t.type.id, *t.shape): t for t in tensors}
+    return {form: backend.padded_bytes(t.type, t.shape) for form, t in forms.items()}
+
+
 def context_bytes_by_layer(
     model: Model, options: ContextOptions, backend: Backend
 ) -> tuple[int, ...]:
@@ -116,6 +122,9 @@ def measure_memory(
     `placed` maps tensor names that a rule moves to a device index or HOST.
     """
     weights = [0] * (len(backends) + 1)  # the last entry, index HOST, is the host
+    kinds = (*backends, HOST_BACKEND)
+    by_kind = {kind: _padded_weights(model.tensors, kind) for kind in set(kinds)}
+    padded = [by_kind[kind] for kind in kinds]
     for tensor in model.tensors:
         if not tensor.loaded:
             continue
@@ -124,9 +133,9 @@ def measure_memory(
         else:
             owner = placed.get(tensor.name)
             owners = {home_owner(tensor, split) if owner is None else owner}
+        form = (tensor.type.id, *tensor.shape)
         for owner in owners:
-            backend = HOST_BACKEND if owner == HOST else backends[owner]
-            weights[owner] += backend.padded_bytes(tensor.type, tensor.shape)
+            weights[owner] += padded[owner][form]
     if model.output_is_tied and split.output_owner != HOST:
         tied = model.token_embedding
         backend = backends[split.output_owner]
@@ -164,16 +173,17 @@ def layer_bytes(
         fixed = [0] * n_units
     units: list[dict[str, list[Tensor]]] = [{} for _ in range(n_units)]
     once = 0
+    padded = _padded_weights(model.tensors, backend)
     for tensor in model.tensors:
         if not tensor.loaded or tensor.home == "input" or tensor.name in fixed_names:
             continue
         if tensor.duplicated:
-            once += backend.padded_bytes(tensor.type, tensor.shape)
+            once += padded[tensor.type.id, *tensor.shape]
         elif tensor.role is Role.EXPERT and tensor.il is not None:
             units[tensor.il].setdefault(expert_stem(tensor.name), []).append(tensor)
         else:
             il = model.n_layer if tensor.home == "output" or tensor.il is None else tensor.il
-            fixed[il] += backend.padded_bytes(tensor.type, tensor.shape)
+            fixed[il] += padded[tensor.type.id, *tensor.shape]
     if model.output_is_tied:
         tied = model.token_embedding
         fixed[model.n_layer] += backend.padded_bytes(tied.type, tied.shape)
@@ -183,7 +193,7 @@ def layer_bytes(
                 il=il,
                 stem=stem,
                 names=tuple(t.name for t in tensors),
-                n_bytes=sum(backend.padded_bytes(t.type, t.shape) for t in tensors),
+                n_bytes=sum(padded[t.type.id, *t.shape] for t in tensors),
             )
             for stem, tensors in by_stem.items()
         )

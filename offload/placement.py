@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offload.backend import Backend
-from offload.compute import estimate_compute
+from offload.compute import ComputeBytes, estimate_compute
 from offload.context import ContextOptions
 from offload.memory import Breakdown, measure_memory
 from offload.model import Model
@@ -33,21 +33,19 @@ class Placement:
         return frozenset(name for name, device in self.placed.items() if device == HOST)
 
 
-def price(
+def price_compute(
     model: Model,
     context: ContextOptions,
     backends: Sequence[Backend],
     placement: Placement,
     *,
     op_offload: bool,
-) -> Breakdown:
-    """Model, context and compute bytes of every device and the host for this placement.
+) -> ComputeBytes:
+    """Compute bytes of every device and the host for llama-server's outputs.
 
-    Compute is the estimate of `offload.compute`, for llama-server's outputs: one
-    per slot (tools/server/server-context.cpp, `server_output_limits`, b11434).
+    One output per slot (tools/server/server-context.cpp, `server_output_limits`, b11434).
     """
-    memory = measure_memory(model, context, backends, placement.split, placement.placed)
-    compute = estimate_compute(
+    return estimate_compute(
         model,
         context,
         placement.split,
@@ -57,6 +55,19 @@ def price(
         n_outputs=context.n_parallel,
         has_overrides=placement.has_rules,
     )
+
+
+def price(
+    model: Model,
+    context: ContextOptions,
+    backends: Sequence[Backend],
+    placement: Placement,
+    *,
+    op_offload: bool,
+) -> Breakdown:
+    """Model, context and compute bytes of every device and the host for this placement."""
+    memory = measure_memory(model, context, backends, placement.split, placement.placed)
+    compute = price_compute(model, context, backends, placement, op_offload=op_offload)
     return Breakdown(
         devices=tuple(
             replace(m, compute_bytes=c)

@@ -17,7 +17,7 @@ from offload.context import ContextOptions
 from offload.memory import Breakdown, LayerBytes, layer_bytes
 from offload.model import Model
 from offload.options import Strategy
-from offload.placement import Placement, price
+from offload.placement import Placement, price, price_compute
 from offload.solve import CardTable, Solution, relieve, solve_spread
 from offload.split import HOST, LayerSplit, split_by_counts, split_layers
 
@@ -125,12 +125,19 @@ def _priced(problem: Problem, placement: Placement) -> Priced:
 def _solve_own(problem: Problem) -> Priced:
     """No relief when everything fits, else the spread, else whole layers on the host too."""
     fixed = problem.n_host_layers
+    if problem.model.expert_tensors and _is_hopeless(problem):
+        return _fewest_host_layers(problem, _spread)
     untouched = _even_without_relief(problem, fixed or 0)
     if untouched.fits or not problem.model.expert_tensors:
         return (
             untouched if fixed is not None else _fewest_host_layers(problem, _even_without_relief)
         )
     return _fewest_host_layers(problem, _spread)
+
+
+def _is_hopeless(problem: Problem) -> bool:
+    """True when the routed experts alone are more than all cards have room for."""
+    return problem.model.expert_bytes > sum(problem.room_bytes)
 
 
 def _fewest_host_layers(problem: Problem, solve: Callable[[Problem, int], Priced]) -> Priced:
@@ -238,8 +245,14 @@ def _first_compute(
     shares = problem.tensor_split or tuple(max(room, 1) for room in problem.room_bytes)
     split = split_layers(problem.model.n_layer, n_active, shares)
     solution = Solution(counts=split.counts(len(problem.backends)), reliefs=())
-    memory = _priced(problem, _placement(problem, solution, placed)).memory
-    return tuple(m.compute_bytes for m in memory.devices)
+    placement = _placement(problem, solution, placed)
+    return price_compute(
+        problem.model,
+        problem.context,
+        problem.backends,
+        placement,
+        op_offload=problem.op_offload,
+    ).devices
 
 
 def _solve_cards(
