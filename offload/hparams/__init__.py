@@ -1,0 +1,6 @@
+"""Hyper-parameters as llama.cpp resolves them from a file: `HParams`, made by `make_hparams`."""
+
+from offload.hparams.reading import make_hparams
+from offload.hparams.values import HParam, HParams
+
+__all__ = ["HParam", "HParams", "make_hparams"]
