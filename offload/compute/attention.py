@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offload.compute.blocks import Builder
-from offload.compute.graph import Node, Op, Outside, Source, view
+from offload.compute.graph import Node, Outside, Source, view
 from offload.compute.inputs import F32, CacheInputs, Inputs
 from offload.hparams import HParams
 
@@ -26,43 +26,41 @@ def cache_inputs(b: Builder) -> CacheInputs:
 def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
     """`build_attn` with a cache of keys and values, up to `kqv_out`."""
     inputs, layer = cache_inputs(b), b.layer
-    if inputs.k_rot is not None:
-        q = view(b.fresh(b.width(q), inputs.k_rot, view(q)))
-        k = k and view(b.fresh(b.width(k), inputs.k_rot, view(k)))
-    if inputs.v_rot is not None:
-        v = v and view(b.fresh(b.width(v), inputs.v_rot, view(v)))
-    n_cells = inputs.n_kv * inputs.n_stream
-    k_cache = Outside(n_cells * layer.head_k * layer.n_head_kv * 2, b.owner)
-    v_cache = Outside(n_cells * layer.head_v * layer.n_head_kv * 2, b.owner)
-    if k is not None:
+    k_bytes, v_bytes = _cache_bytes(b)
+    k_cache, v_cache = Outside(k_bytes, b.owner), Outside(v_bytes, b.owner)
+    if k is not None and v is not None:
         b.store(k_cache, view(k), inputs.k_idxs)
-    if v is not None:
         v_width = b.hp.n_embd_v_gqa_max
-        if not b.inputs.flash_attn and b.width(v) < v_width:
+        if not b.inputs.flash_attn and layer.head_v * layer.n_head_kv < v_width:
             v = b.fresh(v_width, view(v))
         b.store(v_cache, view(v), inputs.v_idxs)
     n_out = layer.head_v * layer.n_head
     sinks = (b.weight("attn_sinks"),) if b.has("attn_sinks") else ()
     if b.inputs.flash_attn:
-        out = b.graph.add(
-            Op.ATTENTION,
-            n_out * b.rows * F32,
-            view(q),
-            view(k_cache),
-            view(v_cache),
-            inputs.mask,
-            *sinks,
-            rows=b.rows,
-        )
+        out = b.attend(n_out, q, k_cache, v_cache, inputs.mask, *sinks)
     else:
         kq = b.fresh(inputs.n_kv * layer.n_head, view(k_cache), view(q))
         if b.hp.f_attn_logit_softcapping:
             kq = b.rowwise(b.rowwise(b.rowwise(kq)))
         kq = b.rowwise(kq, inputs.mask, *sinks)
         out = b.fresh(n_out, view(b.fresh(n_out, view(v_cache), kq)))
-    if inputs.v_rot is not None:
-        out = b.fresh(n_out, inputs.v_rot, view(out))
-    return view(out)
+    return hadamard(b, view(out), inputs.v_rot)
+
+
+def _cache_bytes(b: Builder) -> tuple[int, int]:
+    """Bytes of the layer's keys and values, which count where attention runs elsewhere."""
+    for cache in b.layer.caches:
+        if cache.kind in ("full", "swa"):
+            k_bytes, v_bytes = cache.tensor_bytes(b.inputs.options)
+            return k_bytes, v_bytes
+    return 0, 0
+
+
+def hadamard(b: Builder, x: Source, rotation: Outside | None) -> Source:
+    """`llama_mul_mat_hadamard`: quantised caches hold rotated keys and values."""
+    if rotation is None:
+        return x
+    return view(b.fresh(b.width(x), rotation, view(x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,58 +76,59 @@ class Style:
 
 def plain_attention(b: Builder, x: Source, style: Style) -> Node:
     """Q, K and V, their norms and rotations, attention, the output projection."""
+    layer, rot = b.layer, cache_inputs(b)
     if b.has("attn_qkv"):
         qkv = b.linear("attn_qkv", x)
-        n_head, n_kv = b.layer.n_head * b.layer.head_k, b.layer.n_head_kv * b.layer.head_k
-        n_rest = b.layer.n_head_kv * b.layer.head_v
-        skipped = (b.width(qkv)) * (b.rows - 1)
-        q, k, v = (view(qkv, (skipped + n) * F32) for n in (n_head, n_kv, n_rest))
-        q = _rotate(b, q, n_head, "attn_q_norm", style)
-        k = _rotate(b, k, n_kv, "attn_k_norm", style)
-        out = attend(b, q, k, v)
+        n_head = layer.n_head * layer.head_k
+        n_kv = layer.n_head_kv * layer.head_k
+        parts = [view(qkv, n * b.rows * F32) for n in (n_head, n_kv)]
+        q = hadamard(b, _rotate(b, parts[0], True, "attn_q_norm", style), rot.k_rot)
+        v = hadamard(b, view(qkv, layer.n_head_kv * layer.head_v * b.rows * F32), rot.v_rot)
+        k = hadamard(b, _rotate(b, parts[1], True, "attn_k_norm", style), rot.k_rot)
+        return b.linear("attn_output", attend(b, q, k, v))
+    q = hadamard(b, _rotate(b, b.linear("attn_q", x), False, "attn_q_norm", style), rot.k_rot)
+    if not layer.caches:
+        return b.linear("attn_output", attend(b, q, None, None))
+    if style.k_before_v:
+        k_raw = b.linear("attn_k", x)
+        k = hadamard(b, _rotate(b, k_raw, False, "attn_k_norm", style), rot.k_rot)
+        v = hadamard(b, _values(b, x, k_raw, style), rot.v_rot)
     else:
-        q = _rotate(b, b.linear("attn_q", x), None, "attn_q_norm", style)
-        if not b.layer.caches:
-            return b.linear("attn_output", attend(b, q, None, None))
-        v: Source
-        if style.k_before_v:
-            k_raw = b.linear("attn_k", x)
-            k = _rotate(b, k_raw, None, "attn_k_norm", style)
-            v = b.linear("attn_v", x) if b.has("attn_v") else k_raw
-            if style.norms_values:
-                v = b.rowwise(view(v))
-        else:
-            v = b.linear("attn_v", x)
-            k = _rotate(b, b.linear("attn_k", x), None, "attn_k_norm", style)
-        out = attend(b, q, k, v)
-    return b.linear("attn_output", out)
+        v = hadamard(b, b.linear("attn_v", x), rot.v_rot)
+        k_raw = b.linear("attn_k", x)
+        k = hadamard(b, _rotate(b, k_raw, False, "attn_k_norm", style), rot.k_rot)
+    return b.linear("attn_output", attend(b, q, k, v))
 
 
-def _rotate(
-    b: Builder, x: Source, width: int | None, norm: str, style: Style
-) -> Source:
+def _values(b: Builder, x: Source, k_raw: Node, style: Style) -> Source:
+    """V, or K before its norm where there is no projection for it."""
+    v = b.linear("attn_v", x) if b.has("attn_v") else k_raw
+    return b.rowwise(view(v)) if style.norms_values else v
+
+
+def _rotate(b: Builder, x: Source, is_part: bool, norm: str, style: Style) -> Source:
     """Norm and rope of Q or K; a norm over whole rows works in place, one over heads does not."""
-    n_bytes = x.n_bytes if width is None else width * b.rows * F32
-    heads: Source = view(x, n_bytes)
+    heads: Source = view(x)
     if style.scales_full and b.layer.caches[0].kind == "full" and "swa" in b.inputs.caches:
         return b.rowwise(heads, b.inputs.attn_scale) if norm == "attn_q_norm" else heads
     if not b.has(norm):
         return b.rope(heads)
     if style.norm_after_rope:
         return b.norm(b.rope(heads), norm)
-    if b.shape(norm)[0] * F32 * b.rows == n_bytes and width is None:
+    if not is_part and b.shape(norm)[0] == b.width(x):
         return b.rope(view(b.norm(x, norm)))
     return b.rope(b.norm(heads, norm))
 
 
 def gated_attention(b: Builder, x: Source) -> Node:
     """Queries come with a gate for the result (Qwen3-Next and Qwen3.5)."""
+    rot = cache_inputs(b)
     both = b.linear("attn_q", x)
     half = both.n_bytes // 2
-    q = b.rope(b.norm(view(both, half), "attn_q_norm"))
-    v = b.linear("attn_v", x)
+    q = hadamard(b, b.rope(b.norm(view(both, half), "attn_q_norm")), rot.k_rot)
+    v = hadamard(b, b.linear("attn_v", x), rot.v_rot)
     k = b.rope(b.norm(view(b.linear("attn_k", x)), "attn_k_norm"))
-    out = attend(b, q, k, v)
+    out = attend(b, q, hadamard(b, k, rot.k_rot), v)
     gate = b.rowwise(b.fresh_bytes(half, view(both)))
     return b.linear("attn_output", b.rowwise(out, gate))
 
@@ -157,7 +156,7 @@ def latent_attention(b: Builder, x: Source) -> Node:
     k_pe = b.rope(view(kv, n_rope * b.rows * F32))
     k = b.fresh(n_key, view(latent), k_pe)
     inputs = cache_inputs(b)
-    cache = Outside(inputs.n_kv * inputs.n_stream * n_key * 2, b.owner)
+    cache = Outside(b.layer.caches[0].tensor_bytes(b.inputs.options)[0], b.owner)
     b.store(cache, k, inputs.k_idxs)
 
     def mask() -> Source:
@@ -180,18 +179,10 @@ def _attend_latent(
     n_out = b.layer.n_head * n_latent
     n_v = b.layer.n_head * b.shape("attn_v_b")[1]
     if b.inputs.flash_attn:
-        out = b.graph.add(
-            Op.ATTENTION,
-            n_out * b.rows * F32,
-            view(q),
-            view(cache),
-            view(cache),
-            make_mask(),
-            rows=b.rows,
-        )
+        out = b.attend(n_out, q, cache, cache, make_mask())
         out = b.fresh(n_v, b.weight("attn_v_b"), view(out))
     else:
-        v = b.fresh_bytes(inputs.n_kv * inputs.n_stream * n_latent * 2, view(cache))
+        v = b.fresh_bytes(cache.n_bytes * n_latent // b.shape("attn_kv_a_mqa")[1], view(cache))
         kq = b.fresh(inputs.n_kv * b.layer.n_head, view(cache), view(q))
         kq = b.rowwise(kq, make_mask())
         out = b.fresh(n_out, v, kq)

@@ -82,6 +82,14 @@ class Builder:
         """`ggml_rope_ext`."""
         return self.graph.add(Op.ROPE, x.n_bytes, x, self.inputs.positions, rows=self.rows)
 
+    def attend(
+        self, width: int, q: Source, k: Outside, v: Outside, mask: Source, *sinks: Outside
+    ) -> Node:
+        """`ggml_flash_attn_ext` over a cache."""
+        n_bytes = width * self.rows * F32
+        operands = (view(q), view(k), view(v), mask, *sinks)
+        return self.graph.add(Op.ATTENTION, n_bytes, *operands, rows=self.rows)
+
     def store(self, cache: Outside, *operands: Source) -> None:
         """Write into a cache."""
         self.graph.add(Op.STORE, 0, *operands, view(cache), rows=self.rows)

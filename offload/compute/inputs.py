@@ -41,7 +41,7 @@ class Inputs:
     n_tokens: int
     n_seqs: int
     n_outputs: int
-    flash_attn: bool
+    options: ContextOptions
     tokens: Outside
     positions: Outside
     attn_scale: Outside
@@ -50,6 +50,11 @@ class Inputs:
     caches: dict[str, CacheInputs]
     shared: list[Source]
     """What a layer leaves for later ones: the indexer's choice."""
+
+    @property
+    def flash_attn(self) -> bool:
+        """Whether attention is one operation."""
+        return self.options.flash_attn
 
 
 def add_inputs(
@@ -69,7 +74,7 @@ def add_inputs(
         n_tokens=n_tokens,
         n_seqs=options.n_seq_max,
         n_outputs=n_outputs,
-        flash_attn=options.flash_attn,
+        options=options,
         tokens=tokens,
         positions=graph.input(n_pos * n_tokens * I32),
         attn_scale=graph.input(n_tokens * F32),
