@@ -138,7 +138,7 @@ class CardTable:
         at = bisect_left(table, (missing, 0, 0, 0))
         if at == len(table):
             return None
-        total, _, mask, mask_next = table[at]
+        total, _, mask_next, mask = table[at]
         return total, mask, mask_next
 
 
@@ -154,9 +154,12 @@ def _masked(units: tuple[ExpertUnit, ...], mask: int) -> tuple[ExpertUnit, ...]:
 def _pair_sums(
     sizes: tuple[int, ...], sizes_next: tuple[int, ...]
 ) -> list[tuple[int, int, int, int]]:
-    """(sum, units, mask, mask of the next layer) of every choice, sorted; fewest units first."""
+    """(sum, units, mask of the next layer, mask) of every choice, sorted.
+
+    Of equal sums the fewest units come first, then those that leave the next layer whole.
+    """
     table = [
-        (a + b, mask.bit_count() + mask_next.bit_count(), mask, mask_next)
+        (a + b, mask.bit_count() + mask_next.bit_count(), mask_next, mask)
         for mask, a in enumerate(_subset_sums(sizes))
         for mask_next, b in enumerate(_subset_sums(sizes_next))
     ]
