@@ -20,7 +20,7 @@ def cache_inputs(b: Builder) -> CacheInputs:
     for cache in b.layer.caches:
         if cache.kind in b.inputs.caches and cache.kind != "indexer":
             return b.inputs.caches[cache.kind]
-    return next(iter(b.inputs.caches.values()))
+    return next(inputs for kind, inputs in b.inputs.caches.items() if kind != "indexer")
 
 
 def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:

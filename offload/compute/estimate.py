@@ -7,14 +7,14 @@ equal layers on one device are built only as far as they can make a difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from offload.backend import CPU, Backend
 from offload.compute.allocate import measure_buffers
 from offload.compute.blocks import Builder
-from offload.compute.facts import ModelFacts, facts_of
+from offload.compute.facts import LayerFacts, ModelFacts, facts_of
 from offload.compute.graph import Graph, Node, Op, Outside
 from offload.compute.inputs import F32, Inputs, add_inputs
 from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
@@ -32,6 +32,16 @@ class ComputeBytes:
 
     devices: tuple[int, ...]
     host: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """A layer to build, by the facts of the `layer` that stands for it; `key` tells all of it."""
+
+    il: int
+    layer: LayerFacts
+    owner: int
+    key: object
 
 
 def estimate_compute(
@@ -62,14 +72,19 @@ def estimate_compute(
         and not has_overrides
         and all(backend.supports_pipeline for backend in backends)
     )
-    graph = _build(facts, options, split, host_tensors, host, n_outputs)
-    assign_backends(graph, offloading)
-    sizes = measure_buffers(
-        graph,
-        split_graph(graph),
-        [*(backend.alignment_bytes for backend in backends), CPU.alignment_bytes],
-        is_pipelined=is_pipelined,
+    alignments = (*(backend.alignment_bytes for backend in backends), CPU.alignment_bytes)
+    layers = _representatives(facts, split, host_tensors)
+    key = (
+        tuple(chosen.key for chosen in layers),
+        split.owners if facts.has_indexer else split.output_owner,
+        (options, n_outputs, offloading, is_pipelined, alignments),
     )
+    sizes = facts.sizes.get(key)
+    if sizes is None:
+        graph = _build(facts, options, split, host_tensors, layers, host, n_outputs)
+        assign_backends(graph, offloading)
+        sizes = measure_buffers(graph, split_graph(graph), alignments, is_pipelined=is_pipelined)
+        facts.sizes[key] = sizes
     return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
 
 
@@ -78,33 +93,30 @@ def _build(
     options: ContextOptions,
     split: LayerSplit,
     host_tensors: frozenset[str],
+    layers: Sequence[_Chosen],
     host: int,
     n_outputs: int,
 ) -> Graph:
-    """The graph of a full ubatch (`llama_context::graph_reserve`)."""
+    """The graph of a full ubatch (`llama_context::graph_reserve`), of `layers` only."""
     graph = Graph(host)
     n_seqs = options.n_seq_max
     n_tokens = min(options.n_ctx_padded, options.n_ubatch_used)
     n_outputs = min(n_tokens, n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
     inputs = add_inputs(graph, facts, options, n_tokens, n_outputs)
-    table = Outside(facts.weights["token_embd"].n_bytes, host, is_weight=True)
+    table = facts.weights.get("token_embd")
+    embedding = Outside(table.n_bytes if table else 0, host, is_weight=True)
     n_bytes = facts.hp.n_embd * n_tokens * F32
-    x = graph.add(Op.GET_ROWS, n_bytes, table, inputs.tokens, rows=n_tokens)
+    x = graph.add(Op.GET_ROWS, n_bytes, embedding, inputs.tokens, rows=n_tokens)
     homes = dict.fromkeys(host_tensors, host)
-    last = facts.layers[-1].il
-    moved = _moved_by_layer(facts, host_tensors)
-    chosen = _representatives(facts, split, moved)
     leaf_of: dict[int, list[Outside]] = {}
-    for il in chosen:
-        owner = split.owners[il]
-        b = Builder(
-            graph, inputs, facts.hp, facts.layers[il], host if owner == HOST else owner, homes
-        )
-        x = add_layer(b, facts.arch, x, is_last=il == last)
-        own_leaves = [leaf for leaf in graph.leaves if leaf.backend == -1]
-        leaf_of[owner] = own_leaves[-1:]
-    for il in set(range(last + 1)).difference(chosen):
+    last = facts.layers[-1].il if facts.layers else -1
+    for chosen in layers:
+        owner = host if chosen.owner == HOST else chosen.owner
+        b = Builder(graph, inputs, facts.hp, chosen.layer, owner, homes)
+        x = add_layer(b, facts.arch, x, is_last=chosen.il == last)
+        leaf_of[chosen.owner] = [leaf for leaf in graph.leaves if leaf.backend == -1][-1:]
+    for il in {layer.il for layer in facts.layers}.difference(c.il for c in layers):
         graph.twins += leaf_of[split.owners[il]]
     owner = split.output_owner
     _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
@@ -127,39 +139,53 @@ def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backen
     graph.add(Op.FRESH, head.shape[1] * rows * F32, matrix, x, rows=rows)
 
 
-def _moved_by_layer(
-    facts: ModelFacts, host_tensors: frozenset[str]
-) -> dict[int, frozenset[tuple[str, int]]]:
-    """Short names and bytes of the moved weights of each layer that has any."""
-    moved: dict[int, list[tuple[str, int]]] = {}
-    for name in host_tensors:
-        place = facts.places.get(name)
-        if place is not None:
-            moved.setdefault(place[0], []).append(place[1:])
-    return {il: frozenset(weights) for il, weights in moved.items()}
-
-
 def _representatives(
-    facts: ModelFacts, split: LayerSplit, moved: Mapping[int, frozenset[tuple[str, int]]]
-) -> list[int]:
+    facts: ModelFacts, split: LayerSplit, host_tensors: frozenset[str]
+) -> list[_Chosen]:
     """Layers that can make a difference: each kind twice after each kind, and the last.
 
     After a layer only the residual stream is alive, so what a layer needs depends on itself
-    and, by the holes it finds, a little on the one before.
+    and, by the holes it finds, a little on the one before. Layers that differ only in the
+    bytes of moved weights are one kind, and the largest stands for all of them.
     """
-    last = facts.layers[-1].il
-    chosen = []
+    moved = _moved_by_layer(facts, host_tensors)
+    kinds: list[tuple[object, ...]] = []
+    largest: dict[object, tuple[int, LayerFacts]] = {}
+    for layer in facts.layers:
+        owner = split.owners[layer.il]
+        names, n_bytes = moved.get(layer.il, (frozenset[str](), 0))
+        kind = (layer.signature, owner, names, layer.n_bytes if owner == HOST else 0)
+        kinds.append(kind)
+        if kind not in largest or n_bytes > largest[kind][0]:
+            largest[kind] = (n_bytes, layer)
+    chosen: list[_Chosen] = []
     seen: dict[object, int] = {}
     previous: object = None
-    for layer in facts.layers:
-        il = layer.il
-        owner = split.owners[il]
-        signature = layer.host_signature if owner == HOST else layer.signature
-        current = (signature, owner, moved.get(il))
-        pair = (previous, current)
+    for layer, this in zip(facts.layers, kinds, strict=True):
+        pair = (previous, this)
         n_seen = seen.get(pair, 0)
         seen[pair] = n_seen + 1
-        if n_seen < _N_REPEATS or il == last:
-            chosen.append(il)
-        previous = current
+        if n_seen < _N_REPEATS or layer is facts.layers[-1]:
+            n_bytes, stand_in = largest[this]
+            chosen.append(
+                _Chosen(
+                    il=layer.il, layer=stand_in, owner=split.owners[layer.il], key=(this, n_bytes)
+                )
+            )
+        previous = this
     return chosen
+
+
+def _moved_by_layer(
+    facts: ModelFacts, host_tensors: frozenset[str]
+) -> dict[int, tuple[frozenset[str], int]]:
+    """Short names and total bytes of the moved weights of each layer that has any."""
+    names: dict[int, list[str]] = {}
+    sizes: dict[int, int] = {}
+    for name in host_tensors:
+        place = facts.places.get(name)
+        if place is not None:
+            il, short_name, n_bytes = place
+            names.setdefault(il, []).append(short_name)
+            sizes[il] = sizes.get(il, 0) + n_bytes
+    return {il: (frozenset(short), sizes[il]) for il, short in names.items()}

@@ -31,15 +31,15 @@ Weights: TypeAlias = dict[str, Weight]
 class LayerFacts:
     """One layer of the trunk.
 
-    Layers with an equal `signature` have equal graphs. Weights count there by shape only,
-    since their bytes matter only where they are copied; in `host_signature` they count too.
+    Layers with an equal `signature` have equal graphs; weights count there by shape only,
+    since their bytes matter only where they are copied.
     """
 
     il: int
     weights: Weights
     caches: tuple[Cache, ...]
     signature: int
-    host_signature: int
+    n_bytes: int
     n_head: int
     n_head_kv: int
     head_k: int
@@ -60,6 +60,9 @@ class ModelFacts:
     layers: tuple[LayerFacts, ...]
     weights: Weights
     places: dict[str, tuple[int, str, int]]
+    has_indexer: bool
+    sizes: dict[object, list[int]]
+    """Results so far, by everything they depend on."""
 
 
 _latest: tuple[Model, ModelFacts] | None = None
@@ -80,11 +83,11 @@ def _read(model: Model) -> ModelFacts:
     outside: Weights = {}
     places: dict[str, tuple[int, str, int]] = {}
     for tensor in model.tensors:
-        home, name = outside, tensor.name
-        if tensor.il is not None:
-            home, name = by_layer[tensor.il], name.split(".", 2)[2]
-        name = name.removesuffix(".weight")
-        if tensor.il is not None:
+        name = tensor.name.removesuffix(".weight")
+        home = outside
+        if tensor.il is not None and name.startswith("blk."):
+            name = name.split(".", 2)[-1]
+            home = by_layer[tensor.il]
             places[tensor.name] = (tensor.il, name, tensor.n_bytes)
         home[name] = Weight(tensor.name, tensor.n_bytes, tensor.shape)
     signatures: dict[object, int] = {}
@@ -101,14 +104,13 @@ def _read(model: Model) -> ModelFacts:
             hp.is_recr[il],
         )
         key = (shapes, caches, numbers)
-        sizes = tuple(w.n_bytes for w in weights.values())
         layers.append(
             LayerFacts(
                 il=il,
                 weights=weights,
                 caches=caches,
                 signature=signatures.setdefault(key, len(signatures)),
-                host_signature=signatures.setdefault((key, sizes), len(signatures)),
+                n_bytes=sum(w.n_bytes for w in weights.values()),
                 n_head=numbers[0],
                 n_head_kv=numbers[1],
                 head_k=numbers[2],
@@ -118,5 +120,11 @@ def _read(model: Model) -> ModelFacts:
             )
         )
     return ModelFacts(
-        arch=model.arch, hp=hp, layers=tuple(layers), weights=outside, places=places
+        arch=model.arch,
+        hp=hp,
+        layers=tuple(layers),
+        weights=outside,
+        places=places,
+        has_indexer=any(cache.kind == "indexer" for layer in layers for cache in layer.caches),
+        sizes={},
     )

@@ -11,7 +11,7 @@ from typing import Final
 from offload.compute.attention import Style, gated_attention, latent_attention, plain_attention
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Source
-from offload.compute.recurrent import delta_net
+from offload.compute.recurrent import delta_net, unknown_mixer
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
     "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35".split()
@@ -54,18 +54,20 @@ _POST_NORMED: Final = frozenset("gemma4 gemma3".split())
 
 
 def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
-    if b.layer.is_recr and b.has("ssm_conv1d"):
+    if b.layer.is_recr and b.has("ssm_conv1d") and (b.has("ssm_ba") or b.has("ssm_alpha")):
         return delta_net(b, x, repeats_keys=arch == "qwen3next")
-    if b.has("attn_kv_a_mqa"):
+    if b.has("attn_kv_a_mqa") and b.has("attn_k_b"):
         return latent_attention(b, x)
     if arch in _GATED:
         return gated_attention(b, x)
-    return plain_attention(b, x, _STYLES.get(arch, _COMMON))
+    if (b.has("attn_qkv") or b.has("attn_q")) and not b.layer.is_recr and b.inputs.caches:
+        return plain_attention(b, x, _STYLES.get(arch, _COMMON))
+    return unknown_mixer(b, x)
 
 
 def _feed_forward(b: Builder, arch: str, x: Node) -> Node:
-    if not b.has("ffn_gate_inp"):
-        return b.ffn(x)
+    if not b.has("ffn_down_exps"):
+        return b.ffn(x) if b.has("ffn_down") and b.has("ffn_up") else b.rowwise(x)
     out = b.moe(x, weigh_first=arch == "llama4")
     if b.has("ffn_up_shexp"):
         shared = b.ffn(x, "_shexp")

@@ -16,9 +16,7 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
     n_bytes = n_per_seq * b.inputs.n_seqs * F32
     cache = Outside(n_bytes, b.owner)
     b.store(cache)
-    return b.graph.add(
-        Op.GET_ROWS, n_bytes, view(cache), b.inputs.state_copy, rows=b.inputs.n_seqs
-    )
+    return b.graph.add(Op.GET_ROWS, n_bytes, view(cache), b.inputs.state_copy, rows=b.inputs.n_seqs)
 
 
 def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
@@ -81,3 +79,19 @@ def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Source:
     else:
         gate = b.rowwise(b.fresh(n_inner, view(z)))
     return view(b.mul_mat("ssm_out", view(b.rowwise(normed, gate))))
+
+
+def unknown_mixer(b: Builder, x: Source) -> Source:
+    """A token mixer nobody described here: all its projections of the input alive together."""
+    hp = b.hp
+    parts: list[Source] = []
+    for name, weight in b.layer.weights.items():
+        is_projection = len(weight.shape) == 2 and weight.shape[0] == hp.n_embd
+        if is_projection and not name.startswith("ffn_"):
+            parts.append(b.mul_mat(name, x))
+    if b.layer.is_recr:
+        parts.append(load_state(b, hp.n_embd_r))
+        parts.append(load_state(b, hp.n_embd_s))
+    width = sum(part.n_bytes for part in parts) // F32 // b.rows
+    mixed = b.fresh(width, *(view(part) for part in parts)) if parts else b.rowwise(x)
+    return b.fresh(hp.n_embd, view(mixed))
