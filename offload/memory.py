@@ -136,9 +136,9 @@ def measure_memory(
         form = (tensor.type.id, *tensor.shape)
         for owner in owners:
             weights[owner] += padded[owner][form]
-    if model.output_is_tied and split.output_owner != HOST:
+    if model.output_is_tied and (split.output_owner != HOST or model.tied_output_is_copied):
         tied = model.token_embedding
-        backend = backends[split.output_owner]
+        backend = HOST_BACKEND if split.output_owner == HOST else backends[split.output_owner]
         weights[split.output_owner] += backend.padded_bytes(tied.type, tied.shape)
     contexts = [0] * (len(backends) + 1)
     by_backend: dict[Backend, tuple[int, ...]] = {}

@@ -39,7 +39,9 @@ class Model:
 
     `n_layer` counts every block that takes a unit of `-ngl` and `-ts`: llama.cpp's
     n_layer_all, MTP blocks and loops included. `n_expert_used` is the largest of any layer.
-    `output_is_tied`: the token embeddings are loaded a second time as output matrix.
+    `output_is_tied`: the token embeddings serve as output matrix too, for which they are loaded
+    a second time where the output layer is not on the host, and also on the host where
+    `tied_output_is_copied`.
     `rope_layers` are the layers that need a copy of `duplicated` tensors on their device.
     `warnings` are (code, text) pairs. Sizes are those of the tensors in the file;
     `expert_bytes` counts the routed experts that are loaded.
@@ -62,6 +64,7 @@ class Model:
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
     output_is_tied: bool
+    tied_output_is_copied: bool
     has_flash_attn: bool
     rope_layers: tuple[int, ...]
     warnings: tuple[tuple[str, str], ...]
@@ -116,6 +119,7 @@ def make_model(header: GGUFHeader) -> Model:
         layers=make_layers(hp, arch),
         tensors=tensors,
         output_is_tied=_is_tied(arch, by_name),
+        tied_output_is_copied=arch.output_is_first,
         has_flash_attn=arch.has_flash_attn,
         rope_layers=_rope_layers(hp, arch),
         warnings=tuple(_warnings(hp, arch, arch_name, by_name, tensors)),
@@ -172,10 +176,9 @@ def _is_tied(arch: Arch, names: frozenset[str]) -> bool:
 
 
 def _rope_layers(hp: HParams, arch: Arch) -> tuple[int, ...]:
-    n_layer = hp.n_layer_all if arch.rope_copies is RopeCopies.ALL else hp.n_layer
+    with_nextn = arch.rope_copies is RopeCopies.ALL or arch.nextn_is_loaded
+    n_layer = (hp.n_layer_all if with_nextn else hp.n_layer) // hp.n_loops
     only_full = arch.rope_copies is RopeCopies.FULL_ATTENTION
-    if arch.nextn_is_loaded:
-        n_layer = hp.n_layer_all
     return tuple(il for il in range(n_layer) if not (only_full and hp.is_swa[il]))
 
 

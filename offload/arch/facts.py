@@ -88,6 +88,8 @@ class Window:
     n_swa_default: int = 0
     n_swa_fixed: int = 0
     only_n_layer: int = 0
+    kind: str = "standard"
+    """`llama_swa_type`: standard, chunked or symmetric."""
 
 
 class Recurrence(StrEnum):
@@ -185,6 +187,15 @@ class Arch:
     is_causal: bool = True
     is_draft: bool = False
     has_output: bool = True
+    """False for encoders, and where the embeddings serve as output without a second copy."""
+
+    output_is_first: bool = False
+    """The output matrix is created before the embeddings: tied, it is a second copy even on
+    the host, where the same tensor would otherwise serve both."""
+
+    output_is_hyper: bool = False
+    """The output has the width of all hyper-connection streams."""
+
     has_flash_attn: bool = True
     token_norm_is_output: bool = False
     rope_copies: RopeCopies = RopeCopies.TRUNK

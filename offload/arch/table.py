@@ -36,7 +36,7 @@ _PLAIN: Final = (
 
 # encoders: no memory, no output matrix
 _ENCODERS: Final = (
-    "bert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 neo-bert eurobert modern-bert"
+    "bert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 neo-bert eurobert"
 ).split()
 
 _DIFFUSION: Final = "dream llada llada-moe rnd1".split()
@@ -55,7 +55,7 @@ _WINDOWS: Final = {
     "gpt-oss": Window(period=2),
     "granite_swa": _LISTED,
     "laguna": Window(when=_OPTIONAL, period=4, dense_first=True),
-    "llama4": Window(when=WindowWhen.UNLESS_ZERO, period=4, n_swa_fixed=8192),
+    "llama4": Window(when=WindowWhen.UNLESS_ZERO, period=4, n_swa_fixed=8192, kind="chunked"),
     "maple": _LISTED,
     "mellum": Window(when=_OPTIONAL, period=4),
     "mimo2": _LISTED,
@@ -117,7 +117,9 @@ _OTHERS: Final = {
     "qwen3next": _DELTA_NET,
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET,
-    "qwen4exp": replace(_DELTA_NET, memory=Memory.HYBRID_INDEXED, lazy_inputs=True),
+    "qwen4exp": replace(
+        _DELTA_NET, memory=Memory.HYBRID_INDEXED, lazy_inputs=True, output_is_hyper=True
+    ),
     "minimax-01": replace(_DELTA_NET, full_attention_interval=8, state=State.LIGHTNING),
     "kimi-linear": _KDA,
     "kimi-k3": replace(_KDA, value_is_latent=True),
@@ -139,7 +141,11 @@ _OTHERS: Final = {
         _DSA, memory=Memory.DSA_WINDOWED, window=_LISTED, indexed=Indexed.LISTED_SHORT
     ),
     "deepseek4": Arch(
-        name="", memory=Memory.DSV4, window=Window(pattern=Pattern.ALL), nextn_needs_tensors=True
+        name="",
+        memory=Memory.DSV4,
+        window=Window(pattern=Pattern.ALL),
+        nextn_needs_tensors=True,
+        output_is_hyper=True,
     ),
     "minimax-m3": Arch(name="", memory=Memory.MSA, indexed=Indexed.AFTER_DENSE_LEAD),
     # windows and more
@@ -153,6 +159,7 @@ _OTHERS: Final = {
         reads_shared_kv_layers=True,
         rope_copies=RopeCopies.FULL_ATTENTION,
         lazy_inputs=True,
+        output_is_first=True,
     ),
     "step35": Arch(
         name="",
@@ -168,9 +175,20 @@ _OTHERS: Final = {
     "hunyuan_vl": Arch(name="", ignores_lone_expert=True),
     "graniteswitch": Arch(name="", has_router_layer=True),
     "nanbeige": Arch(name="", is_looped=True),
-    "gemma-embedding": Arch(name="", memory=Memory.NONE, is_causal=False),
+    "gemma-embedding": Arch(
+        name="",
+        memory=Memory.NONE,
+        is_causal=False,
+        window=Window(period=6, kind="symmetric"),
+    ),
+    "modern-bert": Arch(
+        name="",
+        memory=Memory.NONE,
+        has_output=False,
+        window=Window(when=_OPTIONAL, period=3, dense_first=True, kind="symmetric"),
+    ),
     "clef": replace(_DELTA_NET, memory=Memory.NONE),
-    "wavtokenizer-dec": Arch(name="", memory=Memory.NONE, is_causal=False),
+    "wavtokenizer-dec": Arch(name="", memory=Memory.NONE),
     # drafts, loaded beside another model
     "gemma4-assistant": replace(
         _DRAFT, window=_LISTED, rope_copies=RopeCopies.FULL_ATTENTION, nextn_is_loaded=True
@@ -183,7 +201,7 @@ _OTHERS: Final = {
 def _make_table() -> dict[str, Arch]:
     table = {name: Arch(name=name) for name in _PLAIN}
     for name in _ENCODERS:
-        table[name] = Arch(name=name, memory=Memory.NONE, is_causal=False, has_output=False)
+        table[name] = Arch(name=name, memory=Memory.NONE, has_output=False)
     for name in _DIFFUSION:
         table[name] = Arch(name=name, memory=Memory.NONE, is_causal=False)
     for name, window in _WINDOWS.items():

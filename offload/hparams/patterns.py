@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offload.arch import Arch, Indexed, Pattern, Recurrence, Window, WindowWhen
+from offload.arch import Arch, Indexed, Memory, Pattern, Recurrence, Window, WindowWhen
 from offload.metadata import Metadata
+
+INDEXED: Final = frozenset(
+    (Memory.HYBRID_INDEXED, Memory.MSA, Memory.DSA, Memory.DSA_WINDOWED, Memory.DSV4)
+)
+"""Memory classes with an indexer."""
 
 _GLM_5_2_N_CTX: Final = 1 << 20
 _GLM_5_2_LAYERS: Final = 78
@@ -36,8 +41,7 @@ def window_layers(
         is_swa = tuple(il < trunk and not is_recr[il] for il in range(n_layer))
     else:
         is_swa = _window_pattern(keys, window, n_layer, trunk)
-    kind = "chunked" if window.when is WindowWhen.UNLESS_ZERO else "standard"
-    return {"swa_type": kind, "n_swa": n_swa, "is_swa": is_swa}
+    return {"swa_type": window.kind, "n_swa": n_swa, "is_swa": is_swa}
 
 
 def _window_size(keys: Metadata, window: Window) -> int | None:
@@ -99,6 +103,8 @@ def _interval_layers(keys: Metadata, arch: Arch, n_layer: int, trunk: int) -> tu
 def indexer_layers(keys: Metadata, arch: Arch, n_layer: int, trunk: int) -> tuple[bool, ...]:
     """Trunk layers that own an indexer; the others use an earlier layer's choice."""
     name = "attention.indexer.types"
+    if arch.memory not in INDEXED:
+        return (False,) * n_layer
     if arch.indexed is Indexed.AFTER_DENSE_LEAD:
         lead = keys.uint("leading_dense_block_count", 0)
         return tuple(il >= lead for il in range(n_layer))

@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Any, Final
 
 from offload.arch import Arch, Memory, State
-from offload.hparams.patterns import indexer_layers, recurrent_layers, window_layers
+from offload.hparams.patterns import INDEXED, indexer_layers, recurrent_layers, window_layers
 from offload.hparams.values import HParams
 from offload.metadata import MAX_LAYERS, Metadata
 
@@ -20,10 +20,8 @@ MAX_EXPERTS: Final = 1024
 
 WIDTH_MAX: Final = 1 << 24
 _HEADS_MAX: Final = 1 << 16
+_STREAMS_MAX: Final = 1 << 8
 
-_INDEXED: Final = frozenset(
-    (Memory.HYBRID_INDEXED, Memory.MSA, Memory.DSA, Memory.DSA_WINDOWED, Memory.DSV4)
-)
 _SSM: Final = frozenset((State.SSM, State.SSM_UNGROUPED))
 
 
@@ -48,7 +46,7 @@ def make_hparams(
         n_ctx_train=keys.uint("context_length", 0),
         n_vocab=n_vocab,
         n_embd=n_embd,
-        n_embd_out=keys.uint("embedding_length_out", 0, at_most=WIDTH_MAX) or n_embd,
+        n_embd_out=_output_width(keys, arch, n_embd),
         causal_attn=keys.flag("attention.causal", True) and arch.is_causal,
         f_max_alibi_bias=keys.number("attention.max_alibi_bias", 0.0),
         f_attn_logit_softcapping=keys.number("attn_logit_softcapping", 0.0),
@@ -66,6 +64,12 @@ def make_hparams(
     )
 
 
+def _output_width(keys: Metadata, arch: Arch, n_embd: int) -> int:
+    if arch.output_is_hyper:
+        return n_embd * keys.uint("hyper_connection.count", 1, at_most=_STREAMS_MAX)
+    return keys.uint("embedding_length_out", 0, at_most=WIDTH_MAX) or n_embd
+
+
 def _layers(keys: Metadata, arch: Arch, tensor_names: Container[str]) -> dict[str, Any]:
     """Layer counts; `n_block` is the file's, from which looped and router layers are made."""
     n_block = n_layer = keys.uint("block_count", at_most=MAX_LAYERS)
@@ -81,8 +85,8 @@ def _layers(keys: Metadata, arch: Arch, tensor_names: Container[str]) -> dict[st
     if arch.has_router_layer:  # a file saved by llama.cpp counts its router as an MTP block
         router = n_layer - n_nextn
         n_layer, n_nextn = router + 1, 0
-    if arch.is_looped:
-        n_layer *= max(1, keys.uint("num_loops", 1, at_most=MAX_LAYERS))
+    n_loops = max(1, keys.uint("num_loops", 1, at_most=MAX_LAYERS)) if arch.is_looped else 1
+    n_layer *= n_loops
     if n_layer > MAX_LAYERS:
         raise keys.error("block_count", f"{n_layer} layers where llama.cpp takes {MAX_LAYERS}")
     from_start = arch.kv_from_start
@@ -95,6 +99,7 @@ def _layers(keys: Metadata, arch: Arch, tensor_names: Container[str]) -> dict[st
         "n_block": n_block,
         "n_layer_all": n_layer,
         "n_layer_nextn": n_nextn,
+        "n_loops": n_loops,
         "n_layer_dense_lead": keys.uint("leading_dense_block_count", 0),
         "n_layer_kv_from_start": from_start,
         "router_layer": router,
@@ -218,8 +223,8 @@ def _indexer(keys: Metadata, arch: Arch, n_layer: int) -> dict[str, Any]:
         kpool, row = max(ratios), 2
     elif arch.memory is Memory.HYBRID_INDEXED:
         kpool = keys.uint("attention.indexer.kpool", at_most=WIDTH_MAX)
-    top_k = keys.uint("attention.indexer.top_k", 0) if arch.memory in _INDEXED else 0
-    is_used = arch.memory in _INDEXED and (top_k > 0 or not arch.indexer_is_optional)
+    top_k = keys.uint("attention.indexer.top_k", 0) if arch.memory in INDEXED else 0
+    is_used = arch.memory in INDEXED and (top_k > 0 or not arch.indexer_is_optional)
     size = keys.uint("attention.indexer.key_length", at_most=WIDTH_MAX) if is_used else 0
     return {
         "indexer_n_head": keys.uint("attention.indexer.head_count", 0) if is_used else 0,
@@ -241,7 +246,7 @@ def _ngram_state(keys: Metadata, arch: Arch, n_layer: int, n_embd: int) -> dict[
     layers = frozenset(listed[:n])
     kernel = keys.uint("ple.conv_kernel", at_most=1 << 12)
     ngram = keys.uint("ple.ngram_size", at_most=1 << 8)
-    hc_mult = keys.uint("hyper_connection.count", at_most=1 << 8)
+    hc_mult = keys.uint("hyper_connection.count", at_most=_STREAMS_MAX)
     return {
         "ple_conv_state": max(kernel - 1, 0) * ngram * hc_mult * n_embd,
         "is_ple": tuple(il in layers for il in range(n_layer)),

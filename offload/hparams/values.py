@@ -20,6 +20,7 @@ class HParams(Mapping[str, HParam]):
     """Resolved hyper-parameters, by attribute or, for printing, by name.
 
     `n_layer_all` counts every block, `n_layer_nextn` the MTP blocks among them.
+    `n_loops` is how often the file's blocks run, each time with caches of their own.
     `router_layer` and `n_layer_kv_from_start` are -1 where they do not apply.
     """
 
@@ -30,6 +31,7 @@ class HParams(Mapping[str, HParam]):
     n_embd_per_layer: int
     n_layer_all: int
     n_layer_nextn: int
+    n_loops: int
     n_layer_dense_lead: int
     n_layer_kv_from_start: int
     router_layer: int

@@ -74,6 +74,15 @@ def test_tied_output(arch: str, names: tuple[str, ...], is_tied: bool) -> None:
     assert model.output_is_tied == is_tied
 
 
+def test_tied_output_on_the_host() -> None:
+    """Gemma 4 asks for its output first, so that even the host holds the matrix twice."""
+    keys: dict[str, Any] = {
+        "attention__sliding_window": 64, "attention__sliding_window_pattern": (1, 1, 0, 1),
+    }  # fmt: skip
+    assert make_model(model_header("gemma4", **keys)).tied_output_is_copied
+    assert not make_model(model_header("gemma3")).tied_output_is_copied
+
+
 def test_rope_layers() -> None:
     """Gemma 4 rotates its windowed layers without a frequency table."""
     keys: dict[str, Any] = {
