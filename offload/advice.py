@@ -51,6 +51,12 @@ def _state_notes(problem: Problem, priced: Priced) -> Iterator[Advice]:
         )
     elif priced.fits and not priced.placement.placed and not on_host:
         yield Advice(code="fits-without-rules", text="everything fits on the cards: no rules")
+    elif priced.fits and not priced.host_expert_bytes and not problem.has_user_rules:
+        yield Advice(
+            code="fits-without-pipeline",
+            text="everything fits on the cards once pipeline parallelism is off: the one rule"
+            " moves nothing, any rule switches it off and frees its copies of the inputs",
+        )
     elif on_host and problem.n_gpu_layers is None:
         yield Advice(
             code="layers-on-host",

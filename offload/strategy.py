@@ -132,6 +132,11 @@ def _solve_own(problem: Problem) -> Priced:
         return (
             untouched if fixed is not None else _fewest_host_layers(problem, _even_without_relief)
         )
+    if len(problem.backends) > 1 and not problem.has_user_rules:
+        # relief needs rules and so ends pipeline parallelism; ending it alone may be enough
+        unpiped = _iterate(problem, fixed or 0, movable=False, experts_to_host=False, pins_one=True)
+        if unpiped.fits:
+            return unpiped
     return _fewest_host_layers(problem, _spread)
 
 
@@ -183,7 +188,12 @@ def _spread(problem: Problem, n_host_layers: int) -> Priced:
 
 
 def _iterate(
-    problem: Problem, n_host_layers: int, *, movable: bool, experts_to_host: bool
+    problem: Problem,
+    n_host_layers: int,
+    *,
+    movable: bool,
+    experts_to_host: bool,
+    pins_one: bool = False,
 ) -> Priced:
     """Solve for the compute bytes of the last placement until nothing changes.
 
@@ -191,13 +201,13 @@ def _iterate(
     on the host. After a round that does not fit, compute is only ever raised.
     """
     moved = _all_experts(problem) if movable or experts_to_host else {}
-    compute = _first_compute(problem, n_host_layers, moved)
+    compute = _first_compute(problem, n_host_layers, moved, pins_one)
     tables = _tables(problem, movable=movable, drop_experts=experts_to_host)
     best: Priced | None = None
     for _ in range(_ROUNDS):
         solution = _solve_cards(problem, tables, compute, n_host_layers)
         placed = moved if experts_to_host else _relieved(solution)
-        priced = _priced(problem, _placement(problem, solution, placed))
+        priced = _priced(problem, _placement(problem, solution, placed, pins_one))
         if best is None or priced.rank < best.rank:
             best = priced
         actual = tuple(m.compute_bytes for m in priced.memory.devices)
@@ -223,13 +233,23 @@ def _relieved(solution: Solution) -> dict[str, int]:
     }
 
 
-def _placement(problem: Problem, solution: Solution, placed: Mapping[str, int]) -> Placement:
+def _placement(
+    problem: Problem, solution: Solution, placed: Mapping[str, int], pins_one: bool = False
+) -> Placement:
+    """The solution as a placement; `pins_one` adds a rule that moves nothing.
+
+    One override of any kind ends pipeline parallelism (`llama_context`, src/llama-context.cpp,
+    b11434), and with it the copies of inputs in every card's compute buffer.
+    """
     split = split_by_counts(problem.model.n_layer, solution.counts)
     moved = {
         name: device
         for name, device in placed.items()
         if split.owners[int(name.split(".", 2)[1])] != device
     }
+    if pins_one and not moved:
+        pinned = next(t for t in problem.model.tensors if t.il is not None and t.loaded)
+        moved[pinned.name] = split.owners[pinned.il or 0]
     return Placement(
         split=split,
         placed={**moved, **problem.user_placed},
@@ -238,14 +258,14 @@ def _placement(problem: Problem, solution: Solution, placed: Mapping[str, int]) 
 
 
 def _first_compute(
-    problem: Problem, n_host_layers: int, placed: Mapping[str, int]
+    problem: Problem, n_host_layers: int, placed: Mapping[str, int], pins_one: bool
 ) -> tuple[int, ...]:
     """Compute of layers shared by memory, to have a first number to subtract."""
     n_active = problem.n_units - n_host_layers
     shares = problem.tensor_split or tuple(max(room, 1) for room in problem.room_bytes)
     split = split_layers(problem.model.n_layer, n_active, shares)
     solution = Solution(counts=split.counts(len(problem.backends)), reliefs=())
-    placement = _placement(problem, solution, placed)
+    placement = _placement(problem, solution, placed, pins_one)
     return price_compute(
         problem.model,
         problem.context,
