@@ -54,24 +54,32 @@ class Arena:
         return offset
 
     def give(self, offset: int, n_bytes: int) -> None:
-        """Free a block and merge it with its neighbours."""
+        """Free a block and merge it with its neighbours.
+
+        Blocks of no bytes keep their neighbours apart, as they do in ggml.
+        """
         end = offset - (-n_bytes // self.alignment) * self.alignment
         starts, ends = self._starts, self._ends
         i = 0
         while starts[i] < offset:
             i += 1
-        joins_next = starts[i] == end
         if i and ends[i - 1] == offset:
-            if joins_next:
-                ends[i - 1] = ends[i]
-                del starts[i], ends[i]
-            else:
-                ends[i - 1] = end
-        elif joins_next:
+            ends[i - 1] = end
+            self._join(i - 1)
+        elif ends[i] == offset:
+            ends[i] = end
+            self._join(i)
+        elif starts[i] == end:
             starts[i] = offset
         else:
             starts.insert(i, offset)
             ends.insert(i, end)
+
+    def _join(self, i: int) -> None:
+        starts, ends = self._starts, self._ends
+        if ends[i] == starts[i + 1]:
+            ends[i] = ends[i + 1]
+            del starts[i + 1], ends[i + 1]
 
 
 def measure_buffers(

@@ -34,16 +34,6 @@ class ComputeBytes:
     host: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
-    """A layer to build, by the facts of the `layer` that stands for it; `key` tells all of it."""
-
-    il: int
-    layer: LayerFacts
-    owner: int
-    key: object
-
-
 def estimate_compute(
     model: Model,
     options: ContextOptions,
@@ -75,7 +65,7 @@ def estimate_compute(
     alignments = (*(backend.alignment_bytes for backend in backends), CPU.alignment_bytes)
     layers = _representatives(facts, split, host_tensors)
     key = (
-        tuple(chosen.key for chosen in layers),
+        tuple(layer_key for _, layer_key in layers),
         split.owners if facts.has_indexer else split.output_owner,
         (options, n_outputs, offloading, is_pipelined, alignments),
     )
@@ -93,7 +83,7 @@ def _build(
     options: ContextOptions,
     split: LayerSplit,
     host_tensors: frozenset[str],
-    layers: Sequence[_Chosen],
+    layers: Sequence[tuple[LayerFacts, object]],
     host: int,
     n_outputs: int,
 ) -> Graph:
@@ -111,12 +101,12 @@ def _build(
     homes = dict.fromkeys(host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1
-    for chosen in layers:
-        owner = host if chosen.owner == HOST else chosen.owner
-        b = Builder(graph, inputs, facts.hp, chosen.layer, owner, homes)
-        x = add_layer(b, facts.arch, x, is_last=chosen.il == last)
-        leaf_of[chosen.owner] = [leaf for leaf in graph.leaves if leaf.backend == -1][-1:]
-    for il in {layer.il for layer in facts.layers}.difference(c.il for c in layers):
+    for layer, _ in layers:
+        owner = split.owners[layer.il]
+        b = Builder(graph, inputs, facts.hp, layer, host if owner == HOST else owner, homes)
+        x = add_layer(b, facts.arch, x, is_last=layer.il == last)
+        leaf_of[owner] = [leaf for leaf in graph.leaves if leaf.backend == -1][-1:]
+    for il in {layer.il for layer in facts.layers}.difference(layer.il for layer, _ in layers):
         graph.twins += leaf_of[split.owners[il]]
     owner = split.output_owner
     _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
@@ -141,51 +131,38 @@ def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backen
 
 def _representatives(
     facts: ModelFacts, split: LayerSplit, host_tensors: frozenset[str]
-) -> list[_Chosen]:
-    """Layers that can make a difference: each kind twice after each kind, and the last.
+) -> list[tuple[LayerFacts, object]]:
+    """Layers that can make a difference, each with a key that tells all about it.
 
-    After a layer only the residual stream is alive, so what a layer needs depends on itself
-    and, by the holes it finds, a little on the one before. Layers that differ only in the
-    bytes of moved weights are one kind, and the largest stands for all of them.
+    Each kind twice after each kind, and the last layer: after a layer only the residual
+    stream is alive, so what a layer needs depends on itself and, by the holes it finds,
+    a little on the one before. The bytes of weights on the host count, since they may be
+    staged on a card.
     """
     moved = _moved_by_layer(facts, host_tensors)
-    kinds: list[tuple[object, ...]] = []
-    largest: dict[object, tuple[int, LayerFacts]] = {}
-    for layer in facts.layers:
-        owner = split.owners[layer.il]
-        names, n_bytes = moved.get(layer.il, (frozenset[str](), 0))
-        kind = (layer.signature, owner, names, layer.n_bytes if owner == HOST else 0)
-        kinds.append(kind)
-        if kind not in largest or n_bytes > largest[kind][0]:
-            largest[kind] = (n_bytes, layer)
-    chosen: list[_Chosen] = []
+    chosen: list[tuple[LayerFacts, object]] = []
     seen: dict[object, int] = {}
     previous: object = None
-    for layer, this in zip(facts.layers, kinds, strict=True):
-        pair = (previous, this)
+    for layer in facts.layers:
+        owner = split.owners[layer.il]
+        n_host_bytes = layer.n_bytes if owner == HOST else 0
+        current = (layer.signature, owner, moved.get(layer.il), n_host_bytes)
+        pair = (previous, current)
         n_seen = seen.get(pair, 0)
         seen[pair] = n_seen + 1
         if n_seen < _N_REPEATS or layer is facts.layers[-1]:
-            n_bytes, stand_in = largest[this]
-            chosen.append(
-                _Chosen(
-                    il=layer.il, layer=stand_in, owner=split.owners[layer.il], key=(this, n_bytes)
-                )
-            )
-        previous = this
+            chosen.append((layer, current))
+        previous = current
     return chosen
 
 
 def _moved_by_layer(
     facts: ModelFacts, host_tensors: frozenset[str]
-) -> dict[int, tuple[frozenset[str], int]]:
-    """Short names and total bytes of the moved weights of each layer that has any."""
-    names: dict[int, list[str]] = {}
-    sizes: dict[int, int] = {}
+) -> dict[int, frozenset[tuple[str, int]]]:
+    """Short names and bytes of the moved weights of each layer that has any."""
+    moved: dict[int, list[tuple[str, int]]] = {}
     for name in host_tensors:
         place = facts.places.get(name)
         if place is not None:
-            il, short_name, n_bytes = place
-            names.setdefault(il, []).append(short_name)
-            sizes[il] = sizes.get(il, 0) + n_bytes
-    return {il: (frozenset(short), sizes[il]) for il, short in names.items()}
+            moved.setdefault(place[0], []).append(place[1:])
+    return {il: frozenset(weights) for il, weights in moved.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offload.compute.facts import ModelFacts
-from offload.compute.graph import Graph, Outside, Source
+from offload.compute.graph import Graph, Outside, Source, View, view
 from offload.context import Cache, ContextOptions
 from offload.ggml import row_bytes
 
@@ -46,7 +46,8 @@ class Inputs:
     positions: Outside
     attn_scale: Outside
     out_ids: Outside
-    state_copy: Outside
+    state_copy: tuple[View, View]
+    """Which states the batch's sequences, and the others, continue from."""
     caches: dict[str, CacheInputs]
     shared: list[Source]
     """What a layer leaves for later ones: the indexer's choice."""
@@ -70,6 +71,7 @@ def add_inputs(
         for cache in layer.caches:
             if cache.kind not in caches and cache.kind not in _STATELIKE:
                 caches[cache.kind] = _cache_inputs(graph, facts, options, cache, n_tokens)
+    states = graph.input(options.n_seq_max * I32)
     return Inputs(
         n_tokens=n_tokens,
         n_seqs=options.n_seq_max,
@@ -79,7 +81,7 @@ def add_inputs(
         positions=graph.input(n_pos * n_tokens * I32),
         attn_scale=graph.input(n_tokens * F32),
         out_ids=graph.input(n_outputs * I32),
-        state_copy=graph.input(options.n_seq_max * I32),
+        state_copy=(view(states), view(states, 0)),
         caches=caches,
         shared=[],
     )

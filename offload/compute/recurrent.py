@@ -12,11 +12,20 @@ from offload.compute.inputs import F32
 
 
 def load_state(b: Builder, n_per_seq: int) -> Source:
-    """`build_rs`: gather the state of every sequence of the batch."""
-    n_bytes = n_per_seq * b.inputs.n_seqs * F32
+    """`build_rs`: gather the state of every sequence of the batch, and of no other.
+
+    Builds until shortly before b11434 gather the others separately: in a reserved graph
+    that is a tensor of no bytes, which keeps free memory around it apart.
+    """
+    n_seqs = b.inputs.n_seqs
+    n_bytes = n_per_seq * n_seqs * F32
     cache = Outside(n_bytes, b.owner)
     b.store(cache)
-    return b.graph.add(Op.GET_ROWS, n_bytes, view(cache), b.inputs.state_copy, rows=b.inputs.n_seqs)
+    main, extra = b.inputs.state_copy
+    state = b.graph.add(Op.GET_ROWS, n_bytes, view(cache), main, rows=n_seqs)
+    others = b.graph.add(Op.GET_ROWS, 0, view(cache), extra, rows=n_seqs)
+    b.store(cache, others)
+    return state
 
 
 def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
