@@ -63,7 +63,7 @@ def _state_notes(problem: Problem, priced: Priced) -> Iterator[Advice]:
             text=f"even with all experts on the host the cards are too small:"
             f" {len(on_host)} whole layers stay on the host",
         )
-    if model.n_layer_nextn:
+    if model.n_layer_nextn and "mtp-partly-loaded" not in dict(model.warnings):
         yield Advice(
             code="mtp-not-loaded",
             text=f"{model.n_layer_nextn} MTP block(s) take a unit of -ngl and -ts"
