@@ -91,6 +91,9 @@ class Window:
     kind: str = "standard"
     """`llama_swa_type`: standard, chunked or symmetric."""
 
+    all_if_hyper: bool = False
+    """With hyper-connections every layer has the window, whose size is then required."""
+
 
 class Recurrence(StrEnum):
     """Which layers carry a recurrent state (`hparams.is_recr_impl`)."""

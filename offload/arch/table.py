@@ -194,7 +194,9 @@ _OTHERS: Final = {
         _DRAFT, window=_LISTED, rope_copies=RopeCopies.FULL_ATTENTION, nextn_is_loaded=True
     ),
     "eagle3": _DRAFT,
-    "dflash": replace(_DRAFT, window=Window(when=_OPTIONAL, pattern=Pattern.ARRAY)),
+    "dflash": replace(
+        _DRAFT, window=Window(when=_OPTIONAL, pattern=Pattern.ARRAY, all_if_hyper=True)
+    ),
 }
 
 

@@ -32,10 +32,13 @@ def window_layers(
     none = {"swa_type": "none", "n_swa": 0, "is_swa": (False,) * n_layer}
     if window is None or window.only_n_layer not in (0, trunk):
         return none
+    is_hyper = window.all_if_hyper and keys.uint("hyper_connection.count", 0) > 0
     n_swa = _window_size(keys, window)
+    if is_hyper and not n_swa:
+        raise keys.error("attention.sliding_window", "the key is missing or 0")
     if n_swa is None:
         return none
-    if window.pattern is Pattern.ALL:
+    if is_hyper or window.pattern is Pattern.ALL:
         is_swa = (True,) * n_layer
     elif window.pattern is Pattern.ATTENTION:
         is_swa = tuple(il < trunk and not is_recr[il] for il in range(n_layer))

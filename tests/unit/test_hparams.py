@@ -107,6 +107,15 @@ def test_window_period(keys: dict[str, Any], layers: tuple[int, ...], n_swa: int
     assert (hp.n_swa, hp.swa_type) == (n_swa, "standard")
 
 
+def test_window_of_hyper_connected_drafts() -> None:
+    """A DFlash draft of DeepSeek 4's kind lists no pattern: every layer has the window."""
+    hp = _read("dflash", hyper_connection__count=4, attention__sliding_window=128)
+    assert (hp.n_swa, hp.is_swa) == (128, (True,) * 4)
+    assert _refusal("dflash", hyper_connection__count=4).endswith("attention.sliding_window")
+    assert _read("dflash").is_swa == (False,) * 4
+    assert _refusal("dflash", attention__sliding_window=128).endswith("sliding_window_pattern")
+
+
 def test_window_dense_first() -> None:
     """Some patterns begin with the layer that sees everything."""
     hp = _read("cohere2moe", attention__sliding_window=128)
