@@ -54,32 +54,31 @@ class Arena:
         return offset
 
     def give(self, offset: int, n_bytes: int) -> None:
-        """Free a block and merge it with its neighbours.
+        """Free a block, merged with the first neighbour found and that one's next.
 
-        Blocks of no bytes keep their neighbours apart, as they do in ggml.
+        Blocks of no bytes keep others apart and may stand out of order, as in ggml.
         """
         end = offset - (-n_bytes // self.alignment) * self.alignment
         starts, ends = self._starts, self._ends
+        last = len(starts) - 1
+        for i in range(last + 1):
+            if ends[i] == offset:
+                if i < last and starts[i + 1] == end:
+                    end = ends[i + 1]
+                    del starts[i + 1], ends[i + 1]
+                ends[i] = end
+                return
+            if starts[i] == end:
+                starts[i] = offset
+                if i and ends[i - 1] == offset:
+                    ends[i - 1] = ends[i]
+                    del starts[i], ends[i]
+                return
         i = 0
-        while starts[i] < offset:
+        while i <= last and starts[i] < offset:
             i += 1
-        if i and ends[i - 1] == offset:
-            ends[i - 1] = end
-            self._join(i - 1)
-        elif ends[i] == offset:
-            ends[i] = end
-            self._join(i)
-        elif starts[i] == end:
-            starts[i] = offset
-        else:
-            starts.insert(i, offset)
-            ends.insert(i, end)
-
-    def _join(self, i: int) -> None:
-        starts, ends = self._starts, self._ends
-        if ends[i] == starts[i + 1]:
-            ends[i] = ends[i + 1]
-            del starts[i + 1], ends[i + 1]
+        starts.insert(i, offset)
+        ends.insert(i, end)
 
 
 def measure_buffers(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from offload.compute.facts import LayerFacts
 from offload.compute.graph import Graph, Node, Op, Outside, Source, view
 from offload.compute.inputs import F32, Inputs
+from offload.ggml import GGMLType
 from offload.hparams import HParams
 
 
@@ -85,10 +86,24 @@ class Builder:
     def attend(
         self, width: int, q: Source, k: Outside, v: Outside, mask: Source, *sinks: Outside
     ) -> Node:
-        """`ggml_flash_attn_ext` over a cache."""
+        """`ggml_flash_attn_ext` over a cache; `v` is `k` where values are a part of the keys."""
         n_bytes = width * self.rows * F32
+        if self.owner in self.graph.cache_copiers:
+            n_bytes += self._cache_copy_bytes(k, self.inputs.options.type_k)
+            n_bytes += 0 if v is k else self._cache_copy_bytes(v, self.inputs.options.type_v)
         operands = (view(q), view(k), view(v), mask, *sinks)
         return self.graph.add(Op.ATTENTION, n_bytes, *operands, rows=self.rows)
+
+    @staticmethod
+    def _cache_copy_bytes(cache: Outside, type_: GGMLType) -> int:
+        """What CUDA's kernels add to the result for an F16 copy of a cache of another type.
+
+        Mirrors `ggml_cuda_flash_attn_ext_get_f16_extra_data` (ggml/src/ggml-cuda/
+        fattn-common.cuh, b11434) for the kernels of large batches, which all need it.
+        """
+        if type_.name == "F16":
+            return 0
+        return 128 + cache.n_bytes // type_.block_bytes * type_.block_size * 2
 
     def store(self, cache: Outside, *operands: Source) -> None:
         """Write into a cache."""

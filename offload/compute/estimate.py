@@ -63,15 +63,17 @@ def estimate_compute(
         and all(backend.supports_pipeline for backend in backends)
     )
     alignments = (*(backend.alignment_bytes for backend in backends), CPU.alignment_bytes)
+    copiers = frozenset(i for i, backend in enumerate(backends) if backend.flash_attn_copies_cache)
     layers = _representatives(facts, split, host_tensors)
     key = (
         tuple(layer_key for _, layer_key in layers),
         split.owners if facts.has_indexer else split.output_owner,
-        (options, n_outputs, offloading, is_pipelined, alignments),
+        (options, n_outputs, offloading, is_pipelined, alignments, copiers),
     )
     sizes = facts.sizes.get(key)
     if sizes is None:
-        graph = _build(facts, options, split, host_tensors, layers, host, n_outputs)
+        graph = Graph(host, copiers)
+        _build(graph, facts, options, split, host_tensors, layers, n_outputs)
         assign_backends(graph, offloading)
         sizes = measure_buffers(graph, split_graph(graph), alignments, is_pipelined=is_pipelined)
         facts.sizes[key] = sizes
@@ -79,16 +81,16 @@ def estimate_compute(
 
 
 def _build(
+    graph: Graph,
     facts: ModelFacts,
     options: ContextOptions,
     split: LayerSplit,
     host_tensors: frozenset[str],
     layers: Sequence[tuple[LayerFacts, object]],
-    host: int,
     n_outputs: int,
-) -> Graph:
-    """The graph of a full ubatch (`llama_context::graph_reserve`), of `layers` only."""
-    graph = Graph(host)
+) -> None:
+    """Add the graph of a full ubatch (`llama_context::graph_reserve`), of `layers` only."""
+    host = graph.host
     n_seqs = options.n_seq_max
     n_tokens = min(options.n_ctx_padded, options.n_ubatch_used)
     n_outputs = min(n_tokens, n_outputs)
@@ -110,7 +112,6 @@ def _build(
         graph.twins += leaf_of[split.owners[il]]
     owner = split.output_owner
     _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
-    return graph
 
 
 def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backend: int) -> None:

@@ -101,11 +101,13 @@ class Graph:
     """Nodes in the order of execution, and leaves, inputs among them, in that of creation.
 
     `twins` are leaves of which there is one more each time, in layers that were not built.
+    `cache_copiers` are the backends whose flash attention copies a cache that is not F16.
     """
 
-    __slots__ = ("host", "leaves", "nodes", "twins")
+    __slots__ = ("cache_copiers", "host", "leaves", "nodes", "twins")
 
-    def __init__(self, host: int) -> None:
+    def __init__(self, host: int, cache_copiers: frozenset[int] = frozenset()) -> None:
+        self.cache_copiers = cache_copiers
         self.nodes: list[Node] = []
         self.leaves: list[Outside] = []
         self.twins: list[Outside] = []
