@@ -38,6 +38,10 @@ class Backend:
     offloads_ops: bool = False
     has_pinned_host_buffer: bool = False
     supports_pipeline: bool = False
+    flash_attn_copies_cache: bool = False
+    """Flash attention keeps F16 copies of a layer's other-typed cache in the compute buffer
+    (`ggml_cuda_flash_attn_ext_get_alloc_size`, ggml/src/ggml-cuda/fattn.cu)."""
+
     supports_mmap: bool = True
     serves: str = ""
 
@@ -64,6 +68,7 @@ CPU: Final = Backend(name="CPU", device_prefix="CPU", is_numbered=False, alignme
 _CUDA: Final = Backend(
     name="CUDA", device_prefix="CUDA", alignment_bytes=128, quantized_row_padding=512,
     offloads_ops=True, has_pinned_host_buffer=True, supports_pipeline=True,
+    flash_attn_copies_cache=True,
 )
 _ROWS: Final = (
     _CUDA,
@@ -74,7 +79,7 @@ _ROWS: Final = (
         name="Vulkan", device_prefix="Vulkan", alignment_bytes=256, max_buffer_bytes=GIB,
         offloads_ops=True, has_pinned_host_buffer=True, supports_pipeline=True,
     ),
-    replace(_CUDA, name="SYCL", device_prefix="SYCL"),
+    replace(_CUDA, name="SYCL", device_prefix="SYCL", flash_attn_copies_cache=False),
     Backend(
         name="Metal", device_prefix="MTL", alignment_bytes=32,
         offloads_ops=True, supports_pipeline=True,

@@ -92,7 +92,7 @@ class PlanOptions:
             )
         if self.flash_attn is False and self.type_v.is_quantized:
             raise UsageError(
-                f"-ctv {self.type_v.name.lower()} needs flash attention; drop -fa off or use -ctv f16"
+                f"-ctv {self.type_v.name.lower()} needs flash attention; drop -fa off or -ctv"
             )
 
 

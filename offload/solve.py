@@ -105,7 +105,7 @@ class CardTable:
         return self._cheapest_run(first, end, need)
 
     def _cheapest_run(self, first: int, end: int, need: int) -> Relief:
-        """Whole layers [i, j) and parts of layers j and j + 1, the smallest sum of `need` or more."""
+        """Whole layers [i, j) and parts of j and j + 1, the smallest sum of `need` or more."""
         sums = self.expert_sum
         best = sums[end] - sums[first] + 1
         choice: tuple[int, int, int, int] = (first, end, 0, 0)

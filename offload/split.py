@@ -30,7 +30,7 @@ def _f32(value: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSplit:
-    """`owners[il]` is the device index of layer `il` or HOST; the last entry is the output layer."""
+    """`owners[il]` is the device index of layer `il` or HOST; the last is the output layer's."""
 
     owners: tuple[int, ...]
 

@@ -73,7 +73,7 @@ class Launch:
         return launch
 
     def _check_types(self) -> None:
-        """Refuse values of another type than declared: a hand-edited plan must not emit nonsense."""
+        """Refuse values of another type than declared: plans are edited by hand."""
         allowed: dict[str, type | tuple[type, ...]] = {
             "str": str, "int": int, "bool": bool, "int | None": (int, type(None)),
             "str | None": (str, type(None)), "bool | None": (bool, type(None)),
@@ -82,11 +82,13 @@ class Launch:
             kind = allowed.get(str(item.type))
             value = getattr(self, item.name)
             is_bool = isinstance(value, bool) and "bool" not in str(item.type)
-            if kind is not None and (is_bool or not isinstance(value, kind)):
+            if kind is None:
+                continue
+            if is_bool or not isinstance(value, kind):
                 raise UsageError(
                     f"the plan's 'launch' has {item.name} = {value!r}, not {item.type}"
                 )
-        texts = [*self.devices]
+        texts: list[object] = [*self.devices]
         for rule in self.rules:
             texts += (rule.pattern, rule.buffer_type)
         if not all(isinstance(text, str) and len(text) < _TEXT_MAX for text in texts):

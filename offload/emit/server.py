@@ -28,7 +28,7 @@ def render_shares(shares: Sequence[float], separator: str) -> str:
 def emit_server_args(
     launch: Launch, program: str = "llama-server", known_flags: frozenset[str] | None = None
 ) -> tuple[str, ...]:
-    """The argv that loads `launch`; raises UsageError when a needed flag is unknown to the build."""
+    """The argv that loads `launch`; UsageError when a needed flag is unknown to the build."""
     argv = [program]
     for spellings, *values in _settings(launch):
         argv += _pick(spellings, tuple(values), known_flags)

@@ -22,7 +22,7 @@ def _context_options(n_ctx: int) -> ContextOptions:
 
 
 def context_bytes_per_token(model: Model) -> tuple[int, ...]:
-    """Growth of each layer's f16 context per token of a single sequence; 0 for windows and states."""
+    """Growth of each layer's f16 context per token of one sequence; 0 for windows and states."""
     small = context_bytes_by_layer(model, _context_options(_PROBE_N_CTX), HOST_BACKEND)
     large = context_bytes_by_layer(model, _context_options(2 * _PROBE_N_CTX), HOST_BACKEND)
     return tuple((b - a) // _PROBE_N_CTX for a, b in zip(small, large, strict=True))

@@ -1,4 +1,4 @@
-"""Real models on realistic machines: every plan that says it fits does, by llama.cpp's own count."""
+"""Real models on realistic machines: a plan that says it fits does, by llama.cpp's own count."""
 
 from __future__ import annotations
 

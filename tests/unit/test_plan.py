@@ -150,7 +150,7 @@ def test_split_mode_none_uses_one_card(shape: Callable[[str], Model]) -> None:
 
 
 def test_ending_pipeline_parallelism_can_be_enough(shape: Callable[[str], Model]) -> None:
-    """Two 24 GiB RPC cards hold this model only without the pipeline's copies: one rule, no move."""
+    """Two 24 GiB RPC cards hold it only without the pipeline's copies: one rule, no move."""
     cards = [parse_device(f"RPC{i}[127.0.0.1:{50052 + i}]:24GiB") for i in range(2)]
     plan = make_plan(shape("qwen3-next-80b-a3b"), cards, PlanOptions(n_ctx=16384, n_parallel=1))
     assert plan.feasible
