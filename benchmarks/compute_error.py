@@ -101,11 +101,20 @@ def plan_cell(rng: random.Random, cell: Cell, model: Model, kind: str, device: s
     """Plan on cards of random size for `plan`, else on cards that hold anything."""
     sizes = [rng.choice(CARD_GIB) if kind == "plan" else 8192 for _ in range(cell.n_cards)]
     cards = [parse_device(f"{device}{i}:{size}GiB") for i, size in enumerate(sizes)]
+    # what CUDA's flash attention adds is nothing that virtual cards could show
+    cards = [
+        replace(card, backend=replace(card.backend, flash_attn_copies_cache=False))
+        for card in cards
+    ]
     return make_plan(model, cards, cell.options, host_free_bytes=2048 * GIB)
 
 
 def check_cells(
-    models: Sequence[tuple[Path, Model]], n_cells: int, seed: int, device: str
+    models: Sequence[tuple[Path, Model]],
+    n_cells: int,
+    seed: int,
+    device: str,
+    library_folder: Path | None,
 ) -> Iterator[tuple[str, str, str, Sequence[DeviceCheck]]]:
     """(model, kind, description, checks) of every cell llama.cpp accepted."""
     rng = random.Random(seed)
@@ -115,7 +124,7 @@ def check_cells(
         cell = draw(rng, path, model, kind)
         plan = plan_cell(rng, cell, model, kind, device)
         try:
-            verification = verify_plan(plan)
+            verification = verify_plan(plan, library_folder=library_folder)
         except LlamaCppError as error:
             print(f"refused: {cell}: {error}", flush=True)
             continue
@@ -131,6 +140,7 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=180)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rpc", action="store_true", help="cards that take over no operations")
+    parser.add_argument("--library-folder", type=Path, help="ask the libllama of this folder")
     parser.add_argument("--model", action="append", help="only these shapes")
     args = parser.parse_args()
     names = args.model or list(SHAPES)
@@ -143,7 +153,9 @@ def main() -> int:
             write_shape(name, path)
             models.append((path, make_model(read_header(path))))
         device = "RPC" if args.rpc else "CUDA"
-        for name, kind, text, checks in check_cells(models, args.cells, args.seed, device):
+        for name, kind, text, checks in check_cells(
+            models, args.cells, args.seed, device, args.library_folder
+        ):
             for check in checks:
                 for errors in (by_kind[kind], by_kind["all"], by_model[name]):
                     errors.add(check)
