@@ -191,7 +191,7 @@ def _warnings(
 ) -> Iterator[tuple[str, str]]:
     if arch is UNKNOWN:
         yield (
-            "unknown-architecture",
+            "unknown-arch",
             f"architecture {_shortened(arch_name)!r} is unknown here: its context memory is"
             " guessed as that of plain attention; have llama.cpp confirm the plan",
         )

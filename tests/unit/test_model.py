@@ -103,7 +103,7 @@ def test_grok_has_no_flash_attention() -> None:
 def test_unknown_architectures_are_guessed() -> None:
     """A newer model is planned as plain attention, and the plan says so."""
     model = make_model(model_header("llama9", MOE_TENSORS, expert_count=8, expert_used_count=2))
-    assert [code for code, _ in model.warnings] == ["unknown-architecture"]
+    assert [code for code, _ in model.warnings] == ["unknown-arch"]
     assert [layer.kind for layer in model.layers] == ["full"] * 4
     assert len(model.expert_tensors) == 3
 
