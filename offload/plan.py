@@ -168,7 +168,12 @@ def _check_cache_types(model: Model, options: PlanOptions) -> None:
             "-ctk and -ctv differ, but this model's cache holds no values of its own"
             " and llama.cpp refuses two types; set both to the same"
         )
-    if options.flash_attn is False:
+    if options.flash_attn is False or not model.has_flash_attn:
+        if options.type_v.is_quantized:
+            raise UsageError(
+                f"-ctv {options.type_v.name.lower()} needs flash attention,"
+                f" which {model.arch} does not have; use -ctv f16"
+            )
         return
     for flag, type_, head_of in (
         ("-ctk", options.type_k, hp.n_embd_head_k),
