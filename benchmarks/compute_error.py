@@ -7,6 +7,10 @@ asked of llama.cpp on virtual cards that take over host operations as CUDA cards
 
     python -m benchmarks.compute_error --cells 300 --seed 1
     python -m benchmarks.compute_error --rpc           # cards that do not
+    python -m benchmarks.compute_error --build b11434 --library-folder FOLDER
+
+The planner takes the most that any build it knows reserves; `--build` lays the estimate for
+one build beside that build's own libllama.
 
 Prints every device outside the band of benchmarks.judge, then a table of the errors by
 placement and by model.
@@ -24,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.judge import Cell, compute_error, draw_cell
+from offload.compute import Build, estimate_compute
 from offload.device import parse_device
 from offload.engine.verify import DeviceCheck, verify_plan
 from offload.errors import LlamaCppError
@@ -109,12 +114,29 @@ def plan_cell(rng: random.Random, cell: Cell, model: Model, kind: str, device: s
     return make_plan(model, cards, cell.options, host_free_bytes=2048 * GIB)
 
 
+def estimates(plan: Plan, builds: tuple[Build, ...]) -> tuple[int, ...]:
+    """Compute bytes of every device and the host, for `builds` only."""
+    found = estimate_compute(
+        plan.model,
+        plan.context,
+        plan.split,
+        plan.placement.host_tensors,
+        tuple(device.backend for device in plan.devices),
+        op_offload=plan.options.op_offload,
+        n_outputs=plan.context.n_parallel,
+        has_overrides=plan.placement.has_rules,
+        builds=builds,
+    )
+    return (*found.devices, found.host)
+
+
 def check_cells(
     models: Sequence[tuple[Path, Model]],
     n_cells: int,
     seed: int,
     device: str,
     library_folder: Path | None,
+    builds: tuple[Build, ...],
 ) -> Iterator[tuple[str, str, str, Sequence[DeviceCheck]]]:
     """(model, kind, description, checks) of every cell llama.cpp accepted."""
     rng = random.Random(seed)
@@ -131,7 +153,16 @@ def check_cells(
         owners = verification.report.layers
         text = f"{cell} kind={kind} ts={plan.split.counts(cell.n_cards)} of {len(owners)}"
         text += f" moved={len(plan.placement.placed)}"
-        yield path.stem, kind, text, (*verification.devices, verification.host)
+        checks = (*verification.devices, verification.host)
+        yield (
+            path.stem,
+            kind,
+            text,
+            tuple(
+                replace(check, planned=replace(check.planned, compute_bytes=n_bytes))
+                for check, n_bytes in zip(checks, estimates(plan, builds), strict=True)
+            ),
+        )
 
 
 def main() -> int:
@@ -142,7 +173,9 @@ def main() -> int:
     parser.add_argument("--rpc", action="store_true", help="cards that take over no operations")
     parser.add_argument("--library-folder", type=Path, help="ask the libllama of this folder")
     parser.add_argument("--model", action="append", help="only these shapes")
+    parser.add_argument("--build", choices=[build.value for build in Build])
     args = parser.parse_args()
+    builds = (Build(args.build),) if args.build else tuple(Build)
     names = args.model or list(SHAPES)
     by_kind: dict[str, Errors] = defaultdict(Errors)
     by_model: dict[str, Errors] = defaultdict(Errors)
@@ -154,7 +187,7 @@ def main() -> int:
             models.append((path, make_model(read_header(path))))
         device = "RPC" if args.rpc else "CUDA"
         for name, kind, text, checks in check_cells(
-            models, args.cells, args.seed, device, args.library_folder
+            models, args.cells, args.seed, device, args.library_folder, builds
         ):
             for check in checks:
                 for errors in (by_kind[kind], by_kind["all"], by_model[name]):

@@ -16,7 +16,7 @@ from offload.compute.allocate import measure_buffers
 from offload.compute.blocks import Builder
 from offload.compute.facts import LayerFacts, ModelFacts, facts_of
 from offload.compute.graph import Graph, Node, Op, Outside
-from offload.compute.inputs import F32, Inputs, add_inputs
+from offload.compute.inputs import F32, Build, Inputs, add_embeddings, add_inputs
 from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
 from offload.compute.schedule import assign_backends, split_graph
 from offload.context import ContextOptions
@@ -44,11 +44,13 @@ def estimate_compute(
     op_offload: bool,
     n_outputs: int,
     has_overrides: bool,
+    builds: tuple[Build, ...] = tuple(Build),
 ) -> ComputeBytes:
     """The compute buffers llama.cpp reserves for this placement.
 
     `n_outputs` bounds the rows of logits; `has_overrides` says whether any tensor override
-    is given, which switches pipeline parallelism off.
+    is given, which switches pipeline parallelism off. Each device gets the most that any
+    of `builds` reserves, since what will run the plan is not known.
     """
     facts = facts_of(model)
     host = len(backends)
@@ -68,14 +70,18 @@ def estimate_compute(
     key = (
         tuple(layer_key for _, layer_key in layers),
         split.owners if facts.has_indexer else split.output_owner,
-        (options, n_outputs, offloading, is_pipelined, alignments, copiers),
+        (options, n_outputs, offloading, is_pipelined, alignments, copiers, builds),
     )
     sizes = facts.sizes.get(key)
     if sizes is None:
-        graph = Graph(host, copiers)
-        _build(graph, facts, options, split, host_tensors, layers, n_outputs)
-        assign_backends(graph, offloading)
-        sizes = measure_buffers(graph, split_graph(graph), alignments, is_pipelined=is_pipelined)
+        sizes = [0] * len(alignments)
+        for build in builds:
+            graph = Graph(host, copiers)
+            _build(graph, facts, options, split, host_tensors, layers, n_outputs, build)
+            assign_backends(graph, offloading)
+            splits = split_graph(graph)
+            found = measure_buffers(graph, splits, alignments, is_pipelined=is_pipelined)
+            sizes = [max(pair) for pair in zip(sizes, found, strict=True)]
         facts.sizes[key] = sizes
     return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
 
@@ -88,6 +94,7 @@ def _build(
     host_tensors: frozenset[str],
     layers: Sequence[tuple[LayerFacts, object]],
     n_outputs: int,
+    build: Build,
 ) -> None:
     """Add the graph of a full ubatch (`llama_context::graph_reserve`), of `layers` only."""
     host = graph.host
@@ -95,11 +102,8 @@ def _build(
     n_tokens = min(options.n_ctx_padded, options.n_ubatch_used)
     n_outputs = min(n_tokens, n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
-    inputs = add_inputs(graph, facts, options, n_tokens, n_outputs)
-    table = facts.weights.get("token_embd")
-    embedding = Outside(table.n_bytes if table else 0, host, is_weight=True)
-    n_bytes = facts.hp.n_embd * n_tokens * F32
-    x = graph.add(Op.GET_ROWS, n_bytes, embedding, inputs.tokens, rows=n_tokens)
+    x = add_embeddings(graph, facts, build, n_tokens)
+    inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
     homes = dict.fromkeys(host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1

@@ -9,9 +9,11 @@ device that reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
 
 from offload.compute.facts import ModelFacts
-from offload.compute.graph import Graph, Outside, Source, View, view
+from offload.compute.graph import Graph, Node, Op, Outside, Source, View, view
 from offload.context import Cache, ContextOptions
 from offload.ggml import row_bytes
 
@@ -19,6 +21,22 @@ I32 = F32 = 4
 I64 = 8
 
 _INDEXER_ROTATES = frozenset("deepseek32 deepseek4 glm-dsa dots3note".split())
+
+
+class Build(StrEnum):
+    """Builds of llama.cpp whose graphs differ in ways that memory shows."""
+
+    B11434 = "b11434"
+    """Batches may mix tokens and embeddings; states are gathered once."""
+
+    BEFORE_MIXED_BATCHES = "before mixed batches"
+    """As embedded in llama-cpp-python 0.3.36."""
+
+
+_NO_MIXED_BATCHES: Final = frozenset(
+    "cogvlm deepseek4 graniteswitch eagle3 dflash gemma4-assistant".split()
+)
+"""`llm_arch_supports_mixed_batch` (src/llama-arch.cpp, b11434)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +60,7 @@ class Inputs:
     n_seqs: int
     n_outputs: int
     options: ContextOptions
-    tokens: Outside
+    build: Build
     positions: Outside
     attn_scale: Outside
     out_ids: Outside
@@ -59,12 +77,14 @@ class Inputs:
 
 
 def add_inputs(
-    graph: Graph, facts: ModelFacts, options: ContextOptions, n_tokens: int, n_outputs: int
+    graph: Graph,
+    facts: ModelFacts,
+    options: ContextOptions,
+    build: Build,
+    n_tokens: int,
+    n_outputs: int,
 ) -> Inputs:
-    """Add the graph inputs of a batch of `n_tokens`."""
-    hp = facts.hp
-    tokens = graph.input(n_tokens * I32)
-    graph.input(hp.n_embd * n_tokens * F32)
+    """Add the graph inputs of a batch of `n_tokens`, all but those of the embeddings."""
     n_pos = 4 if facts.arch in _MROPE else 1
     caches: dict[str, CacheInputs] = {}
     for layer in facts.layers:
@@ -77,7 +97,7 @@ def add_inputs(
         n_seqs=options.n_seq_max,
         n_outputs=n_outputs,
         options=options,
-        tokens=tokens,
+        build=build,
         positions=graph.input(n_pos * n_tokens * I32),
         attn_scale=graph.input(n_tokens * F32),
         out_ids=graph.input(n_outputs * I32),
@@ -85,6 +105,28 @@ def add_inputs(
         caches=caches,
         shared=[],
     )
+
+
+def add_embeddings(graph: Graph, facts: ModelFacts, build: Build, n_tokens: int) -> Node:
+    """`build_inp_embd`: the graph holds the branches of all kinds of batches.
+
+    The one for mixed batches writes token rows into a copy of the embeddings, on the first
+    card; nobody reads the result, so its memory is never free again.
+    """
+    n_bytes = facts.hp.n_embd * n_tokens * F32
+    table = facts.weights.get("token_embd")
+    weight = Outside(table.n_bytes if table else 0, graph.host, is_weight=True)
+    tokens = graph.input(n_tokens * I32)
+    graph.input(n_bytes)
+    x = graph.add(Op.GET_ROWS, n_bytes, weight, tokens, rows=n_tokens)
+    if build is Build.B11434 and facts.arch not in _NO_MIXED_BATCHES:
+        mixed, slots = graph.input(n_tokens * I32), graph.input(n_tokens * I64)
+        embeddings = graph.input(n_bytes)
+        rows = graph.add(Op.GET_ROWS, n_bytes, weight, mixed, rows=n_tokens)
+        merged = graph.add(Op.FRESH, n_bytes, embeddings, rows=n_tokens)
+        merged.uses += 1
+        graph.add(Op.STORE, 0, rows, slots, view(merged), rows=n_tokens)
+    return x
 
 
 _STATELIKE = frozenset(("recurrent", "compressor"))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Op, Outside, Source, view
-from offload.compute.inputs import F32
+from offload.compute.inputs import F32, Build
 
 
 def load_state(b: Builder, n_per_seq: int) -> Source:
     """`build_rs`: gather the state of every sequence of the batch, and of no other.
 
-    Builds until shortly before b11434 gather the others separately: in a reserved graph
-    that is a tensor of no bytes, which keeps free memory around it apart.
+    Older builds gather the others separately: in a reserved graph that is a tensor of no
+    bytes, which keeps the free memory around it apart.
     """
     n_seqs = b.inputs.n_seqs
     n_bytes = n_per_seq * n_seqs * F32
@@ -23,9 +23,12 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
     b.store(cache)
     main, extra = b.inputs.state_copy
     state = b.graph.add(Op.GET_ROWS, n_bytes, view(cache), main, rows=n_seqs)
-    others = b.graph.add(Op.GET_ROWS, 0, view(cache), extra, rows=n_seqs)
-    b.store(cache, others)
-    return state
+    if b.inputs.build is Build.BEFORE_MIXED_BATCHES:
+        others = b.graph.add(Op.GET_ROWS, 0, view(cache), extra, rows=n_seqs)
+        b.store(cache, others)
+    else:
+        b.store(cache, view(state))
+    return view(state)
 
 
 def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
