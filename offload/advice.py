@@ -6,7 +6,7 @@ kind is found by solving the same problem again with that one thing changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,7 +34,7 @@ def advise(problem: Problem, priced: Priced, strategy: Strategy) -> tuple[Advice
     notes += _state_notes(problem, priced)
     if priced.short_bytes:
         notes += _short_notes(problem, priced)
-        notes += _remedies(problem, strategy)
+        notes += _remedies(problem, strategy, priced.short_bytes)
     return tuple(notes)
 
 
@@ -92,12 +92,16 @@ def _short_notes(problem: Problem, priced: Priced) -> Iterator[Advice]:
         )
 
 
-def _remedies(problem: Problem, strategy: Strategy) -> Iterator[Advice]:
+def _remedies(problem: Problem, strategy: Strategy, short: Mapping[int, int]) -> Iterator[Advice]:
     """The smallest single change of each kind that makes the plan fit."""
 
     def fits(changed: Problem) -> bool:
         return solve_strategy(changed, strategy).fits
 
+    if not any(device != HOST for device in short):
+        # smaller contexts and batches do not make the weights on the host any smaller
+        yield from _hardware_remedies(problem, strategy, fits)
+        return
     context = problem.context
     found = False
     n_ctx = _largest(

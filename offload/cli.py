@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
 
@@ -68,20 +68,41 @@ def _answer(function: Callable[P, int | None]) -> Callable[P, None]:
         try:
             code = function(*args, **kwargs)
         except OffloadError as error:
-            from offload.render.text import printable
-
-            sys.stderr.write(f"offload: {printable(str(error))}\n")
-            raise typer.Exit(2) from None
+            _complain(str(error))
         except MemoryError:
-            sys.stderr.write("offload: out of memory; free some RAM and try again\n")
-            raise typer.Exit(2) from None
+            _complain("out of memory; free some RAM and try again")
+        except OSError as error:
+            _complain(f"{error.strerror or error}: {error.filename or 'the answer'}")
+        except Exception as error:
+            # nobody foresaw it: a traceback and exit code 1 would tell a script "does not fit"
+            _complain(f"this is a fault of ours, please report it: {_place(error)}")
         raise typer.Exit(code or 0)
 
     return command
 
 
+def _place(error: Exception) -> str:
+    """What went wrong and in which line of which module, without paths of this machine."""
+    from traceback import extract_tb
+
+    frame = extract_tb(error.__traceback__)[-1]
+    module = frame.filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{type(error).__name__}: {error} ({module}, line {frame.lineno})"
+
+
+def _complain(text: str) -> NoReturn:
+    """One line on stderr, as far as there is one, and exit code 2."""
+    from offload.render.text import printable
+
+    if sys.stderr is not None:
+        sys.stderr.write(f"offload: {printable(text)}\n")
+    raise typer.Exit(2) from None
+
+
 def _print(text: str) -> None:
-    """Write the answer; a closed pipe (`| head`) is not an error."""
+    """Write the answer; a closed pipe (`| head`) is not an error, a closed stdout is."""
+    if sys.stdout is None:
+        _complain("stdout is closed; there is nowhere to write the answer")
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
@@ -150,6 +171,8 @@ def _machine(
     if gpus == 0:
         return Machine()
     sizes = None if vram is None else _sizes(vram, "--vram")
+    if endpoints and gpus is None and not gpu:
+        gpus = len(endpoints)
     counted = gpus is not None or len(sizes or ()) > 1
     if (sizes is not None and counted) or (gpu and all(":" in text for text in gpu)):
         found = Machine()  # all of it is described: nothing to probe
@@ -202,18 +225,27 @@ def plan(
         int | None,
         typer.Option("-c", "--ctx-size", help="Context [training context, at most 32768]."),
     ] = None,
-    n_batch: Annotated[int, typer.Option("-b", "--batch-size")] = 2048,
-    n_ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size")] = 512,
+    n_batch: Annotated[
+        int, typer.Option("-b", "--batch-size", help="Tokens submitted at once.")
+    ] = 2048,
+    n_ubatch: Annotated[
+        int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at once.")
+    ] = 512,
     n_parallel: Annotated[
         int | None, typer.Option("-np", "--parallel", help="Slots [4 over one unified KV cache].")
     ] = None,
     kv_unified: Annotated[
         bool | None, typer.Option("--kv-unified/--no-kv-unified", help="One KV cache for all.")
     ] = None,
-    type_k: Annotated[str, typer.Option("-ctk", "--cache-type-k")] = "f16",
-    type_v: Annotated[str, typer.Option("-ctv", "--cache-type-v")] = "f16",
+    type_k: Annotated[
+        str, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache: f16, q8_0, …")
+    ] = "f16",
+    type_v: Annotated[
+        str, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")
+    ] = "f16",
     flash_attn: Annotated[
-        str | None, typer.Option("-fa", "--flash-attn", metavar="on|off|auto")
+        str | None,
+        typer.Option("-fa", "--flash-attn", metavar="on|off|auto", help="Flash attention [auto]."),
     ] = None,
     n_gpu_layers: Annotated[
         str | None, typer.Option("-ngl", "--n-gpu-layers", help="Layers on cards [chosen].")
@@ -223,20 +255,41 @@ def plan(
     ] = None,
     override: Annotated[
         list[str] | None,
-        typer.Option("-ot", "--override-tensor", metavar="REGEX=BUFFER,…", help="Kept, first."),
+        typer.Option(
+            "-ot",
+            "--override-tensor",
+            metavar="REGEX=BUFFER,…",
+            help="Your own rules; kept, they go first.",
+        ),
     ] = None,
-    n_cpu_moe: Annotated[int | None, typer.Option("-ncmoe", "--n-cpu-moe", help="Kept.")] = None,
-    cpu_moe: Annotated[bool, typer.Option("-cmoe", "--cpu-moe", help="Kept.")] = False,
-    split_mode: Annotated[str, typer.Option("-sm", "--split-mode")] = "layer",
-    main_gpu: Annotated[int, typer.Option("-mg", "--main-gpu")] = 0,
+    n_cpu_moe: Annotated[
+        int | None,
+        typer.Option(
+            "-ncmoe", "--n-cpu-moe", help="Experts of the first N layers to the CPU; kept."
+        ),
+    ] = None,
+    cpu_moe: Annotated[
+        bool, typer.Option("-cmoe", "--cpu-moe", help="All experts to the CPU; kept.")
+    ] = False,
+    split_mode: Annotated[
+        str, typer.Option("-sm", "--split-mode", help="layer, or none for one card.")
+    ] = "layer",
+    main_gpu: Annotated[int, typer.Option("-mg", "--main-gpu", help="The card of -sm none.")] = 0,
     device: Annotated[
         str | None, typer.Option("-dev", "--device", metavar="NAME,…", help="Cards, in this order.")
     ] = None,
-    load_mode: Annotated[str | None, typer.Option("-lm", "--load-mode")] = None,
-    no_host: Annotated[bool, typer.Option("--no-host", help="Repacked, not pinned.")] = False,
+    load_mode: Annotated[
+        str | None,
+        typer.Option("-lm", "--load-mode", help="none, mmap, … [none with host experts]."),
+    ] = None,
+    no_host: Annotated[
+        bool, typer.Option("--no-host", help="Host weights repacked, not pinned.")
+    ] = False,
     op_offload: Annotated[bool, typer.Option("--op-offload/--no-op-offload")] = True,
     kv_offload: Annotated[bool, typer.Option("--kv-offload/--no-kv-offload")] = True,
-    swa_full: Annotated[bool, typer.Option("--swa-full")] = False,
+    swa_full: Annotated[
+        bool, typer.Option("--swa-full", help="Full-size cache for sliding windows.")
+    ] = False,
     strategy: Annotated[
         StrategyName, typer.Option(help="Whose experts leave the cards.")
     ] = StrategyName.OWN,
@@ -310,6 +363,8 @@ def _choose_devices(
     from dataclasses import replace
 
     cards = machine.devices
+    if names == "none":
+        return replace(machine, devices=()), replace(options, device_names=("none",))
     if names is not None:
         by_name = {card.name: card for card in cards}
         wanted = names.split(",")
@@ -327,7 +382,7 @@ def _choose_devices(
 
 
 def _on_off_auto(text: str | None) -> bool | None:
-    values = {None: None, "auto": None, "on": True, "off": False}
+    values = {None: None, "auto": None, "on": True, "1": True, "off": False, "0": False}
     if text not in values:
         raise UsageError(f"-fa {text!r}: on, off or auto")
     return values[text]
@@ -339,10 +394,10 @@ def _gpu_layers(text: str | None) -> int | None:
         return None
     if text == "all":
         return -2
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"-ngl {text!r}: a number, all or auto") from None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        raise UsageError(f"-ngl {text!r}: a number, all or auto")
+    return int(text)
 
 
 def _shares(text: str | None) -> tuple[float, ...] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from offload.backend import Backend
 from offload.compute import ComputeBytes, estimate_compute
 from offload.context import ContextOptions
+from offload.errors import UnsupportedModelError
 from offload.memory import Breakdown, measure_memory
 from offload.model import Model
 from offload.split import HOST, LayerSplit
@@ -43,18 +44,26 @@ def price_compute(
 ) -> ComputeBytes:
     """Compute bytes of every device and the host for llama-server's outputs.
 
+    Raises UnsupportedModelError where the tensors do not fit the architecture.
     One output per slot (tools/server/server-context.cpp, `server_output_limits`, b11434).
     """
-    return estimate_compute(
-        model,
-        context,
-        placement.split,
-        placement.host_tensors,
-        tuple(backends),
-        op_offload=op_offload,
-        n_outputs=context.n_parallel,
-        has_overrides=placement.has_rules,
-    )
+    try:
+        return estimate_compute(
+            model,
+            context,
+            placement.split,
+            placement.host_tensors,
+            tuple(backends),
+            op_offload=op_offload,
+            n_outputs=context.n_parallel,
+            has_overrides=placement.has_rules,
+        )
+    except (ArithmeticError, LookupError, StopIteration) as error:
+        # a graph needs every tensor its architecture names; llama.cpp refuses such files too
+        raise UnsupportedModelError(
+            f"{model.path}: its tensors do not make the graph of a {model.arch} model"
+            f" ({type(error).__name__}: {error}); the file is damaged, or newer than this program"
+        ) from error
 
 
 def price(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from offload.advice import Advice, advise
 from offload.context import ContextOptions
@@ -21,6 +22,9 @@ from offload.placement import Placement
 from offload.rules import Rule, cpu_moe_rule, make_rules, n_cpu_moe_rules, replay
 from offload.split import HOST, LayerSplit
 from offload.strategy import Problem, solve_strategy
+
+LAYERS_MAX: Final = 512
+"""`LLAMA_MAX_LAYERS` (src/llama-hparams.h, b11434)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ def _problem(
         host_free_bytes=host_free_bytes,
         op_offload=options.op_offload,
         n_gpu_layers=options.n_gpu_layers,
-        tensor_split=_tensor_split(options.tensor_split, len(cards)),
+        tensor_split=_tensor_split(options.tensor_split, len(cards), options.split_mode),
         user_placed=_user_placed(user_rules, model, cards),
         has_user_rules=bool(user_rules),
     )
@@ -193,7 +197,8 @@ def user_override_rules(options: PlanOptions) -> tuple[Rule, ...]:
     if options.cpu_moe:
         rules += (cpu_moe_rule(),)
     if options.n_cpu_moe:
-        rules += n_cpu_moe_rules(options.n_cpu_moe)
+        # more than there are layers means all of them
+        rules += n_cpu_moe_rules(min(options.n_cpu_moe, LAYERS_MAX))
     return rules
 
 
@@ -232,10 +237,14 @@ def _margins(margins: tuple[int, ...], n_devices: int) -> tuple[int, ...]:
     return margins
 
 
-def _tensor_split(shares: tuple[float, ...] | None, n_devices: int) -> tuple[float, ...] | None:
+def _tensor_split(
+    shares: tuple[float, ...] | None, n_devices: int, split_mode: str
+) -> tuple[float, ...] | None:
     """Pad with zeros as llama.cpp does; None where there is nothing to share."""
     if shares is None or n_devices == 0:
         return None
+    if split_mode == "none":
+        return None  # llama.cpp uses one card and reads no shares
     if len(shares) > n_devices and any(shares[n_devices:]):
         raise UsageError(f"-ts has {len(shares)} shares for {n_devices} cards")
     return (*shares, *(0.0,) * n_devices)[:n_devices]

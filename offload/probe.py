@@ -34,6 +34,9 @@ _INTEGRATED: Final = re.compile(
 )
 """Names of graphics inside processors; the list does not tell them from cards."""
 
+_TEXT_MAX: Final = 1 << 20
+"""Characters of a devices.toml that are read; a real one has a few hundred."""
+
 _TOLERANCE: Final = 0.1
 """Two reports of one card's memory differ by what each counts as reserved."""
 
@@ -267,7 +270,10 @@ def probe_machine(
 def read_machine(path: str | Path) -> Machine:
     """Read a devices.toml; raises DeviceError naming the file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        if not Path(path).is_file():
+            raise DeviceError(f"{path}: no such file, or not a file")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_TEXT_MAX)
     except OSError as error:
         raise DeviceError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from offload.errors import UsageError
+from offload.options import KV_TYPES, LOAD_MODES, SPLIT_MODES
 from offload.plan import Plan
 from offload.rules import Rule
 from offload.split import HOST
 
 _TEXT_MAX: Final = 1 << 20
+_SHARE_MAX: Final = 3e38
+"""Shares are float32 in llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +65,17 @@ class Launch:
             if item.name not in data:
                 raise UsageError(f"the plan's 'launch' has no {item.name!r}; write it again")
             values[item.name] = data[item.name]
+        for key in ("rules", "tensor_split", "devices"):
+            if not isinstance(values[key], list | tuple):
+                raise UsageError(f"the plan's 'launch' has {key} that is not a list")
         try:
             values["rules"] = tuple(Rule(**rule) for rule in values["rules"])
             values["tensor_split"] = tuple(float(share) for share in values["tensor_split"])
             values["devices"] = tuple(values["devices"])
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"the plan's 'launch' is damaged: {error}") from error
+        except (TypeError, ValueError, OverflowError):
+            raise UsageError(
+                "the plan's 'launch' has rules, tensor_split or devices of another form; plan again"
+            ) from None
         launch = cls(**values)
         launch._check_types()
         return launch
@@ -88,11 +96,41 @@ class Launch:
                 raise UsageError(
                     f"the plan's 'launch' has {item.name} = {value!r}, not {item.type}"
                 )
+        self._check_values()
         texts: list[object] = [*self.devices]
         for rule in self.rules:
             texts += (rule.pattern, rule.buffer_type)
         if not all(isinstance(text, str) and len(text) < _TEXT_MAX for text in texts):
             raise UsageError("the plan's 'launch' has devices or rules that are not text")
+
+    def _check_values(self) -> None:
+        """Refuse numbers and words llama.cpp would refuse or read otherwise."""
+        for name, low in (("n_gpu_layers", -2), ("n_ctx", 1), ("n_batch", 1), ("n_ubatch", 1)):
+            if getattr(self, name) < low:
+                raise UsageError(f"the plan's 'launch' has {name} = {getattr(self, name)}")
+        for name, known in (
+            ("type_k", KV_TYPES),
+            ("type_v", KV_TYPES),
+            ("split_mode", SPLIT_MODES),
+            ("load_mode", LOAD_MODES),
+        ):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"the plan's 'launch' has {name} = {getattr(self, name)!r};"
+                    f" one of {', '.join(known)}"
+                )
+        if not all(0 <= share < _SHARE_MAX for share in self.tensor_split):
+            raise UsageError("the plan's 'launch' has a share in tensor_split that is none")
+        if "\0" in self.model_path:
+            raise UsageError("the plan's 'launch' has a model_path that no file can have")
+        for rule in self.rules:
+            if any(c in str(rule.pattern) for c in ",=") or "," in str(rule.buffer_type):
+                raise UsageError("the plan's 'launch' has a rule with ',' or '=' in its pattern")
+
+
+def _endpoints(plan: Plan) -> list[str]:
+    """Servers of the RPC cards, each once, in the order of the cards."""
+    return list(dict.fromkeys(d.endpoint for d in plan.devices if d.endpoint is not None))
 
 
 def make_launch(plan: Plan) -> Launch:
@@ -106,7 +144,7 @@ def make_launch(plan: Plan) -> Launch:
         n_gpu_layers=plan.split.n_gpu_layers if n_devices else 0,
         tensor_split=shares if n_devices > 1 else (),
         devices=options.device_names,
-        rpc=options.rpc,
+        rpc=options.rpc or (",".join(_endpoints(plan)) or None),
         split_mode=options.split_mode,
         main_gpu=options.main_gpu,
         rules=options.override_rules + plan.rules,

@@ -16,13 +16,29 @@ from offload.rules import render_overrides
 
 
 def quote_argv(argv: Sequence[str]) -> str:
-    """One line to paste into a POSIX shell."""
+    """The command for a POSIX shell, whatever bytes the arguments hold."""
     return shlex.join(argv)
+
+
+def quote_for_terminal(argv: Sequence[str]) -> str:
+    """One printable line; bash's `$'…'` where a character would drive the terminal."""
+    return " ".join(
+        shlex.quote(text) if text.isprintable() else _ansi_c_quote(text) for text in argv
+    )
+
+
+def _ansi_c_quote(text: str) -> str:
+    r"""`$'a\x0ab'`: every byte that is not plain ASCII as its hexadecimal escape."""
+    plain = set(range(0x20, 0x7F)) - set(b"'\\")
+    raw = text.encode("utf-8", "surrogateescape")
+    return "$'" + "".join(chr(b) if b in plain else f"\\x{b:02x}" for b in raw) + "'"
 
 
 def render_shares(shares: Sequence[float], separator: str) -> str:
     """`-ts` values without needless decimals."""
-    return separator.join(f"{share:g}" for share in shares)
+    return separator.join(
+        f"{share:.0f}" if share == int(share) else repr(share) for share in shares
+    )
 
 
 def emit_server_args(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from offload.emit import emit_server_args, make_launch, quote_argv
+from offload.emit import emit_server_args, make_launch, quote_for_terminal
 from offload.memory import MemoryBytes
 from offload.plan import Plan
 from offload.render.text import printable, ranges, render_columns
@@ -27,7 +27,7 @@ def render_plan(plan: Plan, argv: Sequence[str] | None = None) -> str:
     if plan.rules or plan.advice:
         lines.append("")
     verdict = "fits (compute buffers estimated)" if plan.feasible else "DOES NOT FIT"
-    return "\n".join([*lines, verdict, printable(quote_argv(argv))])
+    return "\n".join([*lines, verdict, quote_for_terminal(argv)])
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -102,8 +102,8 @@ def _bar(plan: Plan, device: int) -> str:
     memory, cells, position = plan.memory.devices[device], "", 0
     for mark, key in _BAR_MARKS:
         position += getattr(memory, key)
-        cells += mark * (round(_BAR_CELLS * position / free) - len(cells))
-    margin = round(_BAR_CELLS * plan.margins_bytes[device] / free)
+        cells += mark * (min(round(_BAR_CELLS * position / free), _BAR_CELLS) - len(cells))
+    margin = min(round(_BAR_CELLS * plan.margins_bytes[device] / free), _BAR_CELLS)
     cells = cells[: _BAR_CELLS - 1] + "!" if position > free else cells
     cells += "." * (_BAR_CELLS - margin - len(cells))
     cells += "m" * (_BAR_CELLS - len(cells))

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tuner.synth import write_shape
+from tuner.synth import find_shape, write_shape
+from tuner.synth.container import write_gguf
+from tuner.synth.model import make_file
 
 
 def offload(*args: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -168,6 +170,49 @@ def test_bad_input_is_one_line_and_exit_2(shape: Path, args: tuple[str, ...], sa
     assert done.stdout == ""
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_rpc_cards_bring_their_servers(shape: Path) -> None:
+    """A card behind an RPC server does not exist for llama-server without --rpc."""
+    done = offload(
+        "plan", shape, "--gpu", "RPC0[10.0.0.2:50052]:64GiB", "--host-ram", "9GiB", "-o", "args"
+    )
+    argv = shlex.split(done.stdout)
+    assert argv[argv.index("--rpc") + 1] == "10.0.0.2:50052"
+    assert argv[argv.index("-dev") + 1] == "RPC0"
+    same = offload(
+        "plan", shape, "--rpc", "10.0.0.2:50052,10.0.0.3:50052", "--vram", "32GiB",
+        "--host-ram", "9GiB", "-o", "json",
+    )  # fmt: skip
+    assert len(json.loads(same.stdout)["devices"]) == 2
+
+
+def test_a_card_without_room_is_told_in_a_short_table(shape: Path) -> None:
+    """One byte of memory: an answer of a few lines, exit 1."""
+    done = offload("plan", shape, "--gpus", "1", "--vram", "1", "--host-ram", "9GiB")
+    assert done.returncode == 1
+    assert len(done.stdout) < 4000
+
+
+def test_a_file_that_contradicts_itself_is_exit_2(tmp_path: Path) -> None:
+    """A header that lacks what its architecture needs: one line, never "does not fit"."""
+    found = make_file(find_shape("qwen3-30b-a3b"))
+    kept = tuple(t for t in found[1] if "ffn_gate_inp" not in t.name)
+    path = write_gguf(tmp_path / "no-router.gguf", found[0], kept)
+    done = offload("plan", path, "--gpus", "2", "--vram", "8GiB", "--host-ram", "64GiB")
+    assert done.returncode == 2
+    assert "no-router.gguf" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_closed_stdout_is_exit_2(shape: Path) -> None:
+    """Nowhere to write the answer: said once, no traceback."""
+    command = shlex.join([sys.executable, "-m", "offload", "inspect", str(shape)])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} >&-"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 

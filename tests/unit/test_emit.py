@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from dataclasses import replace
 
 import pytest
 
-from offload.emit import Launch, emit_bench_args, emit_server_args, quote_argv
+from offload.emit import (
+    Launch,
+    emit_bench_args,
+    emit_server_args,
+    quote_argv,
+    quote_for_terminal,
+)
 from offload.errors import UsageError
 from offload.rules import Rule
 
@@ -52,6 +59,22 @@ def test_quoted_command_survives_a_shell() -> None:
     assert tuple(shlex.split(quote_argv(argv))) == argv
 
 
+def test_terminal_line_is_printable_and_means_the_same_to_bash() -> None:
+    """A path with a newline, a quote and a non-UTF-8 byte survives bash, escaped."""
+    name = "/m/a\n'b\x1b\udcff.gguf"
+    line = quote_for_terminal(("printf", "%s", name))
+    assert line.isprintable()
+    seen = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
+    assert seen == name.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("shares", [(1.000001, 36.0), (1000001.0, 36000000.0), (0.1, 0.2)])
+def test_shares_are_emitted_exactly(shares: tuple[float, ...]) -> None:
+    """A share rounded for printing could move a layer."""
+    argv = emit_server_args(replace(LAUNCH, tensor_split=shares))
+    assert tuple(float(share) for share in _value(argv, "-ts").split(",")) == shares
+
+
 def test_bench_uses_its_own_separators() -> None:
     """llama-bench splits variants at commas: shares take slashes, rules semicolons."""
     argv = emit_bench_args(LAUNCH)
@@ -92,10 +115,22 @@ def test_launch_survives_json() -> None:
         ("rules", "CPU"),
         ("tensor_split", ["x"]),
         ("devices", [3]),
+        ("devices", "CUDA0"),
+        ("tensor_split", "12"),
+        ("tensor_split", [float("nan"), 1.0]),
+        ("tensor_split", [10**400]),
+        ("n_ubatch", 0),
+        ("n_ctx", -5),
+        ("type_k", "banana"),
+        ("split_mode", "row"),
+        ("load_mode", "zzz"),
+        ("model_path", "a\0b"),
+        ("rules", [{"pattern": "a,b=c", "buffer_type": "CPU"}]),
+        ("rules", [{"pattern": "a"}]),
     ],
 )
 def test_hand_edited_launches_are_refused(key: str, value: object) -> None:
-    """Values of another type are refused instead of reaching a command line."""
+    """Values of another type or form are refused instead of reaching a command line."""
     data = json.loads(json.dumps(LAUNCH.to_json()))
     data[key] = value
     with pytest.raises(UsageError, match="launch"):
