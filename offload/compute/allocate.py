@@ -87,6 +87,7 @@ def measure_buffers(
     """Bytes of the compute buffer of each backend."""
     arenas = [Arena(alignment) for alignment in alignments]
     _place_leaves(graph, splits, arenas, is_pipelined=is_pipelined)
+    store = Op.STORE
     for split in splits:
         arena = arenas[split.backend]
         for origin, copy in split.copies:
@@ -94,10 +95,14 @@ def measure_buffers(
                 _place(copy, arena)
             _consume(origin)
         for node in split.nodes:
-            if node.op is not Op.STORE and not _take_over(node):
-                _place(node, arena)
+            if node.op is not store and not (node.inplace and _take_over(node)):
+                node.arena = arena
+                node.offset = arena.take(node.n_bytes)
             for tensor in node.reads:
-                _consume(tensor)
+                tensor.uses -= 1
+                if not tensor.uses and tensor.arena is not None:
+                    tensor.arena.give(tensor.offset, tensor.n_bytes)
+                    tensor.arena = None
     return [arena.peak_bytes for arena in arenas]
 
 

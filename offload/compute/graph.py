@@ -12,6 +12,7 @@ have. What each operation may do with memory follows ggml: `ggml_op_can_inplace`
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -76,12 +77,17 @@ class Node(Tensor):
     __slots__ = ("inplace", "op", "operands", "reads", "rows")
 
     def __init__(self, op: Op, n_bytes: int, operands: tuple[Source, ...], rows: int) -> None:
-        super().__init__(n_bytes, -1)
+        # not through Tensor's: a graph has thousands of nodes, and a plan several graphs
+        self.n_bytes = n_bytes
+        self.backend = -1
+        self.uses = 0
+        self.arena = None
+        self.offset = 0
         self.op = op
         self.operands = operands
         self.rows = rows
-        self.reads: list[Tensor] = []
-        self.inplace: list[Tensor] = []
+        self.reads: Sequence[Tensor] = ()
+        self.inplace: Sequence[Tensor] = ()
 
 
 class View:

@@ -100,11 +100,12 @@ def split_graph(graph: Graph) -> list[Split]:
             split = Split(backend)
             splits.append(split)
         split.nodes.append(node)
-        is_inplace = node.op in _IN_PLACE
-        reads = node.reads
+        reads: list[Tensor] = []
+        inplace: list[Tensor] = []
+        n_inplace_bytes = node.n_bytes if node.op in _IN_PLACE else -1
         for source in node.operands:
-            is_view = type(source) is View
-            tensor: Tensor = source.root if is_view else source  # type: ignore[union-attr,assignment]
+            kind: type = type(source)
+            tensor: Tensor = source.root if kind is View else source  # type: ignore[union-attr,assignment]
             if tensor.backend != backend:
                 key = (id(source), backend)
                 copy = copies.get(key)
@@ -112,13 +113,14 @@ def split_graph(graph: Graph) -> list[Split]:
                     copy = copies[key] = Tensor(source.n_bytes, backend)
                     split.copies.append((tensor, copy))
                     tensor.uses += 1
-                tensor, is_view = copy, False
+                tensor, kind = copy, Tensor
             elif type(tensor) is Outside and not tensor.is_leaf:
                 continue
             tensor.uses += 1
             reads.append(tensor)
-            if is_inplace and not is_view and tensor.n_bytes == node.n_bytes:
-                node.inplace.append(tensor)
+            if tensor.n_bytes == n_inplace_bytes and kind is not View:
+                inplace.append(tensor)
+        node.reads, node.inplace = reads, inplace
     return splits
 
 
