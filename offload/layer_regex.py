@@ -1,148 +1,136 @@
-"""What is the shortest regular expression for a set of layer numbers?
+r"""What is the shortest regular expression for a set of layer numbers?
 
-`{0..11}` becomes `\\d|1[01]`, `{10..29}` becomes `[12]\\d`. Numbers that no
-tensor carries may be matched or not, whichever is shorter. Only digits,
-classes, `?`, `|`, `\\d` and groups are used: plain ECMAScript, as
-`std::regex` reads it.
+`{0..11}` becomes `(\d|1[01])`, `{10..29}` becomes `[12]\d`. Numbers that nobody
+asks about may be matched or not, whichever is shorter. Only digits, classes, `?`,
+`|`, `\d` and groups are used: plain ECMAScript, as `std::regex` reads it.
+
+Numbers with the same digits before the last one share a class for the last; groups
+of such prefixes that can share it are merged while that shortens the whole, and
+the prefixes of a group are a set of numbers again. Greedy, yet as short as can be
+for the runs of layers that plans are made of; tests compare with exhaustive search.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import combinations
+from functools import lru_cache
+from itertools import combinations, groupby
 from typing import Final
 
-_DIGITS: Final = frozenset("0123456789")
-_PAIR: Final = re.compile(r"\[\d\d\]")
+_DIGITS: Final = (1 << 10) - 1
+"""Sets of digits are bit sets: bit d stands for the digit d."""
+_PAIR: Final = re.compile(r"(?<![^|])\[(\d)(\d)\](?![^|])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Numbers `prefix + digit` for each prefix; digits in `may` are optional for all of them."""
+    """Numbers `prefix + digit` for each prefix; other digits of `allowed` may follow or not."""
 
     prefixes: frozenset[str]
-    must: frozenset[str]
-    may: frozenset[str]
+    must: int
+    allowed: int
 
 
 def layer_regex(layers: Collection[int], others: Collection[int]) -> str:
-    """A regex that matches every number of `layers` and none of `others`, whole numbers only.
+    """A regex for every number of `layers` and none of `others`, to stand between two dots.
 
-    Numbers in neither are free. Alternatives are not parenthesised.
+    Numbers in neither are free. Several alternatives are in parentheses.
     """
     if not others:
-        return r"\d+"
-    must = {str(il) for il in layers}
-    never = {str(il) for il in others}
-    texts = _alternatives(must, never)
-    if len(texts) > 1 and _PAIR.fullmatch(texts[0]):
-        texts[0] = f"{texts[0][1]}|{texts[0][2]}"  # beside other alternatives a class is longer
-    return "|".join(texts)
+        return r"\d+" if len(layers) > 1 else str(min(layers))
+    return _joined(_alternatives(map(str, layers), map(str, others)))
 
 
-def _alternatives(must: set[str], never: set[str]) -> list[str]:
+def _joined(alternatives: list[str]) -> str:
+    """The alternatives as one atom, a first digit common to all of them written once."""
+    if len(alternatives) == 1:
+        return alternatives[0]
+    heads = {text[:1] for text in alternatives}
+    if len(heads) == 1 and min(heads).isdecimal() and not any(t[1:2] == "?" for t in alternatives):
+        return heads.pop() + _joined([text[1:] for text in alternatives])
+    # between bars `8|9` is shorter than `[89]`
+    return "(" + _PAIR.sub(r"\1|\2", "|".join(alternatives)) + ")"
+
+
+def _alternatives(must: Iterable[str], never: Iterable[str]) -> list[str]:
     """One text per group of prefixes that share their last digits."""
-    prefixes = sorted({number[:-1] for number in must}, key=lambda p: (len(p), p))
-    groups = []
-    for prefix in prefixes:
-        wanted = frozenset(n[-1] for n in must if n[:-1] == prefix)
-        refused = frozenset(n[-1] for n in never if n[:-1] == prefix)
-        groups.append(_Group(frozenset((prefix,)), wanted, _DIGITS - wanted - refused))
-    return [_text(group, never) for group in _merged(groups, never)]
+    wanted, refused = _by_prefix(must), _by_prefix(never)
+    groups = [
+        _Group(frozenset((prefix,)), digits, _DIGITS & ~refused.get(prefix, 0))
+        for prefix, digits in sorted(wanted.items(), key=lambda item: (len(item[0]), item[0]))
+    ]
+    return [_text(group, refused) for group in _merged(groups, refused)]
 
 
-def _merged(groups: list[_Group], never: set[str]) -> list[_Group]:
+def _by_prefix(numbers: Iterable[str]) -> dict[str, int]:
+    """For each number without its last digit, the last digits there are."""
+    by_prefix: dict[str, int] = {}
+    for number in numbers:
+        by_prefix[number[:-1]] = by_prefix.get(number[:-1], 0) | 1 << int(number[-1])
+    return by_prefix
+
+
+def _merged(groups: list[_Group], refused: dict[str, int]) -> list[_Group]:
     """Merge pairs of groups while that shortens the whole."""
-    lengths = {group: len(_text(group, never)) for group in groups}
+    lengths = {group: len(_text(group, refused)) for group in groups}
     while True:
-        best, pair = 0, None
+        best, merger = 0, None
         for a, b in combinations(groups, 2):
-            both = _union(a, b)
-            if both is None:
+            must, allowed = a.must | b.must, a.allowed & b.allowed
+            if must & ~allowed:
                 continue
-            # the bar between two alternatives goes too
+            both = _Group(a.prefixes | b.prefixes, must, allowed)
             if both not in lengths:
-                lengths[both] = len(_text(both, never))
-            saved = lengths[a] + lengths[b] + 1 - lengths[both]
+                lengths[both] = len(_text(both, refused))
+            # the bar between the two goes too, and the parentheses with the last bar
+            saved = lengths[a] + lengths[b] + (3 if len(groups) == 2 else 1) - lengths[both]
             if saved > best:
-                best, pair = saved, (a, b, both)
-        if pair is None:
+                best, merger = saved, (a, b, both)
+        if merger is None:
             return groups
-        a, b, both = pair
+        a, b, both = merger
         groups = [both if group is a else group for group in groups if group is not b]
 
 
-def _union(a: _Group, b: _Group) -> _Group | None:
-    """The group of both prefixes, or None where the digits of one are refused by the other."""
-    must = a.must | b.must
-    allowed = (a.must | a.may) & (b.must | b.may)
-    if not must <= allowed:
-        return None
-    return _Group(a.prefixes | b.prefixes, must, allowed - must)
-
-
-def _text(group: _Group, never: set[str]) -> str:
-    digits, matched = _digit_class(group.must, group.may)
-    prefixes = set(group.prefixes)
-    optional = "" in prefixes
-    prefixes.discard("")
+def _text(group: _Group, refused: dict[str, int]) -> str:
+    digits, matched = _digit_class(group.must, group.allowed)
+    prefixes = group.prefixes - {""}
     if not prefixes:
         return digits
     # a prefix is free unless one of the digits that will follow makes a refused number
-    refused = {number[:-1] for number in never if number[-1] in matched} - {""}
-    alternatives = _alternatives(prefixes, refused)
-    text = "|".join(alternatives)
-    if len(alternatives) > 1 or (optional and not _is_atom(text)):
-        text = f"({text})"
-    return f"{text}?{digits}" if optional else f"{text}{digits}"
+    others = (prefix for prefix, last in refused.items() if prefix and last & matched)
+    text = _joined(_alternatives(prefixes, others))
+    if prefixes == group.prefixes:
+        return text + digits
+    return f"{text if _is_atom(text) else f'({text})'}?{digits}"
 
 
 def _is_atom(text: str) -> bool:
     """True for what a following `?` applies to as a whole."""
-    return len(text) == 1 or text == r"\d" or (text[0] == "[" and text.index("]") == len(text) - 1)
+    if len(text) == 1 or text == r"\d":
+        return True
+    closing = {"(": ")", "[": "]"}.get(text[0])
+    return closing is not None and text.count(closing) == 1 and text[-1] == closing
 
 
-def _digit_class(must: frozenset[str], may: frozenset[str]) -> tuple[str, frozenset[str]]:
-    """The shortest class with all of `must`, some of `may` and nothing else; and its digits."""
-    if len(must) == 1:
-        return min(must), must
-    if must | may == _DIGITS:
+@lru_cache(maxsize=4096)
+def _digit_class(must: int, allowed: int) -> tuple[str, int]:
+    """The shortest class of all `must`, some of `allowed` and nothing else; and its digits."""
+    wanted = [digit for digit in range(10) if must >> digit & 1]
+    if len(wanted) == 1:
+        return str(wanted[0]), must
+    if allowed == _DIGITS:
         return r"\d", _DIGITS
-    runs = [(int(d), int(d)) for d in sorted(must)]
-    free = {int(d) for d in may}
-    gaps = [
-        (left[1] + 1, right[0] - 1)
-        for left, right in zip(runs, runs[1:], strict=False)
-        if left[1] + 1 < right[0] and free.issuperset(range(left[1] + 1, right[0]))
-    ]
-    choices = [
-        _joined(sorted([*runs, *filled]))
-        for n in range(len(gaps) + 1)
-        for filled in combinations(gaps, n)
-    ]
-    best = min(choices, key=lambda runs: len(_runs_text(runs)))
-    return _runs_text(best), frozenset(
-        str(d) for first, last in best for d in range(first, last + 1)
-    )
-
-
-def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined = [runs[0]]
-    for first, last in runs[1:]:
-        if first == joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], last)
+    text, matched = "", must
+    # within a run of allowed digits a range costs three characters whatever it spans
+    for _, run in groupby(wanted, key=lambda digit: (allowed | (1 << digit) - 1) ^ allowed):
+        digits = list(run)
+        first, last = digits[0], digits[-1]
+        if len(digits) > 3 or len(digits) == 1 + last - first > 2:
+            text += f"{first}-{last}"
+            matched |= (1 << last + 1) - (1 << first)
         else:
-            joined.append((first, last))
-    return joined
-
-
-def _runs_text(runs: list[tuple[int, int]]) -> str:
-    parts = []
-    for first, last in runs:
-        if last - first >= 2:
-            parts.append(f"{first}-{last}")
-        else:
-            parts.append("".join(str(d) for d in range(first, last + 1)))
-    return f"[{''.join(parts)}]"
+            text += "".join(map(str, digits))
+    return f"[{text}]", matched

@@ -10,9 +10,11 @@ from offload.rules import (
     cpu_moe_rule,
     make_rules,
     n_cpu_moe_rules,
+    owned_by_user,
     parse_overrides,
     render_overrides,
     replay,
+    with_user_rules,
 )
 
 NAMES = (
@@ -69,10 +71,69 @@ def test_llama_cpps_own_patterns() -> None:
     assert placed["blk.1.ffn_down_exps.bias"] == "CPU"
 
 
-def test_tensors_outside_the_layers_cannot_be_moved() -> None:
-    """No rule is made for a tensor that belongs to no layer."""
+def test_a_negative_number_of_layers() -> None:
+    """`-ncmoe -1` is refused as by llama.cpp."""
+    with pytest.raises(UsageError, match="-ncmoe"):
+        n_cpu_moe_rules(-1)
+
+
+def test_unknown_tensors_cannot_be_moved() -> None:
+    """A tensor that the model lacks, or that the user has placed, is named."""
+    with pytest.raises(UsageError, match="no such tensor"):
+        make_rules({"blk.9.x": "CPU"}, NAMES)
     with pytest.raises(UsageError, match="token_embd"):
-        make_rules({"token_embd.weight": "CPU"}, NAMES)
+        make_rules({"token_embd.weight": "CPU"}, NAMES, fixed=["token_embd.weight"])
+
+
+def test_a_set_of_names_goes_to_the_host() -> None:
+    """Without buffer types the host is meant."""
+    (rule,) = make_rules(frozenset({"token_embd.weight"}), NAMES)
+    assert rule == Rule(pattern="token_embd", buffer_type="CPU")
+
+
+def test_one_rule_for_each_buffer_type() -> None:
+    """Fewer cannot be, more is never needed, and their order does not matter."""
+    moved = {NAMES[1]: "CPU", NAMES[2]: "CUDA1", NAMES[4]: "CPU", NAMES[0]: "RPC0[1.2.3.4:50052]"}
+    rules = make_rules(moved, NAMES)
+    assert len(rules) == 3
+    assert replay(rules, NAMES) == replay(rules[::-1], NAMES) == moved
+
+
+def test_what_the_user_placed_does_not_lengthen_our_rules() -> None:
+    """Tensors of the user's rules may match ours too: the user's come first and win."""
+    users = parse_overrides(r"blk\.10\.ffn_down_exps=CUDA1")
+    owned = owned_by_user(users, NAMES)
+    assert owned == {"blk.10.ffn_down_exps.weight"}
+    ours = make_rules(
+        {name: "CPU" for name in NAMES if "blk.1.ffn_down_exps" in name}, NAMES, fixed=owned
+    )
+    assert render_overrides(ours) == "exps=CPU"
+    placed = replay(with_user_rules(users, ours), NAMES)
+    assert placed["blk.10.ffn_down_exps.weight"] == "CUDA1"
+    assert placed["blk.1.ffn_down_exps.bias"] == "CPU"
+
+
+def test_llama_cpp_takes_4095_rules() -> None:
+    """One more is refused, wherever it comes from."""
+    rule = Rule(pattern="x", buffer_type="CPU")
+    assert len(with_user_rules([rule] * 4094, [rule])) == 4095
+    with pytest.raises(UsageError, match="4095"):
+        with_user_rules([rule] * 4095, [rule])
+    with pytest.raises(UsageError, match="4095"):
+        n_cpu_moe_rules(1 << 40)
+    with pytest.raises(UsageError, match="4095"):
+        parse_overrides(",".join(["x=CPU"] * 4096))
+
+
+def test_unknown_buffer_types_are_named() -> None:
+    """Where the buffer types are known, others are refused as llama.cpp does."""
+    with pytest.raises(UsageError, match=r"CUDA7.*CPU, CUDA0"):
+        parse_overrides("exps=CUDA7", ("CPU", "CUDA0"))
+
+
+def test_names_are_searched_as_bytes() -> None:
+    """`.` is one byte of UTF-8, as in std::regex."""
+    assert replay(parse_overrides("^a..b$=CPU"), ["a\u00e9b", "aeb"]) == {"a\u00e9b": "CPU"}
 
 
 def test_moving_nothing_needs_no_rules() -> None:
@@ -81,8 +142,8 @@ def test_moving_nothing_needs_no_rules() -> None:
 
 
 def test_all_experts_need_no_layer_numbers() -> None:
-    """When every layer's experts move the rule names no layers."""
+    """When every layer's experts move the rule is the one that everybody writes."""
     moved = {name: "CPU" for name in NAMES if "_exps" in name}
-    (rule,) = make_rules(moved, NAMES)
-    assert "blk" not in rule.pattern
-    assert replay((rule,), NAMES) == moved
+    rules = make_rules(moved, NAMES)
+    assert render_overrides(rules) == "exps=CPU"
+    assert replay(rules, NAMES) == moved
