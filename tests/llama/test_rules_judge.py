@@ -91,18 +91,18 @@ def test_llama_cpps_own_patterns_find_the_same(judge: Judge) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (",".join(["x=CPU"] * RULES_MAX), "failed to open GGUF file"),
+        (",".join(["x=CPU"] * RULES_MAX), ""),
         (",".join(["x=CPU"] * (RULES_MAX + 1)), "not terminated with empty pattern"),
         ("exps=CPU,", "invalid value"),
         ("exps", "invalid value"),
         ("exps=CUDA7", "unknown buffer type"),
         ("exps=", "unknown buffer type"),
-        ("=CPU", "failed to open GGUF file"),  # taken, and every tensor goes: we refuse it
+        ("=CPU", ""),  # taken, and every tensor goes: we refuse it
     ],
     ids=["most rules", "too many", "ends in comma", "no equals", "unknown", "empty", "all"],
 )
 def test_what_llama_cpp_says_of_override_values(value: str, words: str, fit_params: Path) -> None:
-    """llama.cpp gets past its arguments, to the missing file, where we say it does."""
+    """llama.cpp refuses what we refuse, and else gets as far as the missing file."""
     answer = subprocess.run(
         [fit_params, "-m", "missing.gguf", "-ot", value],
         capture_output=True,
@@ -111,7 +111,12 @@ def test_what_llama_cpp_says_of_override_values(value: str, words: str, fit_para
         timeout=120,
         check=False,
     )
-    assert words in answer.stdout + answer.stderr
+    said = answer.stdout + answer.stderr
+    if words:
+        assert words in said
+    else:  # what it says of the missing file is sometimes lost when it exits
+        assert answer.returncode == 1
+        assert "error while handling argument" not in said
 
 
 ATOMS = (
