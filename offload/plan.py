@@ -102,7 +102,7 @@ def make_plan(
         margins_bytes=margins,
         host_free_bytes=host_free_bytes,
         placement=priced.placement,
-        rules=make_rules(ours, model.tensor_names) if ours else (),
+        rules=make_rules(ours, model.tensor_names, fixed=problem.user_placed) if ours else (),
         memory=priced.memory,
         compute_source="estimate",
         short_bytes=priced.short_bytes,
