@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.judge import Tally, judge, moe_files
+from offload.engine.binaries import library_folder
 
 CELLS = 360
 REFUSED_MAX = 0.2
@@ -14,12 +15,16 @@ REFUSED_MAX = 0.2
 
 
 @pytest.fixture(scope="module")
-def tally(llama_cpp_python: None, archs_dir: Path) -> tuple[Tally, list[str]]:
-    """Random cells over every mixture-of-experts architecture llama.cpp writes."""
+def tally(llama_cpp_python: None, fit_params: Path, archs_dir: Path) -> tuple[Tally, list[str]]:
+    """Random cells over every mixture-of-experts architecture llama.cpp writes.
+
+    The judge is build b11434, whose rules the planner mirrors: llama-cpp-python's own,
+    older llama.cpp keeps one indexer key less for qwen4exp.
+    """
     paths = moe_files(archs_dir)
     assert len(paths) >= 45
     counted, lines = Tally(), []
-    for cell, _, verification in judge(paths, CELLS, seed=2):
+    for cell, _, verification in judge(paths, CELLS, 2, library_folder(fit_params)):
         if verification is None:
             counted.refused += 1
         else:
