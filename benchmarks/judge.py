@@ -82,7 +82,8 @@ def draw_cell(rng: random.Random, path: Path, model: Model) -> Cell:
     has_blocks = all(model.hparams.n_embd_head_k(il) % 32 == 0 for il in range(model.n_layer))
     types = ("f16", "f16", "bf16", "q8_0") if has_blocks else ("f16", "bf16")
     type_k = rng.choice(types)
-    type_v = "f16" if flash_attn is False else rng.choice(types)
+    has_flash_attn = flash_attn is not False and model.has_flash_attn
+    type_v = rng.choice(types) if has_flash_attn else "f16"
     if model.hparams.is_mla or model.arch == "deepseek4":
         type_k = type_v  # llama.cpp refuses two types there
     return Cell(
