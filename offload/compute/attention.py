@@ -24,27 +24,39 @@ def cache_inputs(b: Builder) -> CacheInputs:
 
 
 def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
-    """`build_attn` with a cache of keys and values, up to `kqv_out`."""
+    """`build_attn` with or without a cache of keys and values, up to `kqv_out`."""
     inputs, layer = cache_inputs(b), b.layer
+    keys, values = _attended(b, inputs, k, v)
+    n_out = layer.head_v * layer.n_head
+    sinks = (b.weight("attn_sinks"),) if b.has("attn_sinks") else ()
+    if b.inputs.flash_attn:
+        out = b.attend(n_out, q, keys, values, inputs.mask, *sinks)
+    else:
+        kq = b.fresh(inputs.n_kv * layer.n_head, view(keys), view(q))
+        if b.hp.f_attn_logit_softcapping:
+            kq = b.rowwise(b.rowwise(b.rowwise(kq)))
+        kq = b.rowwise(kq, inputs.mask, *sinks)
+        out = b.fresh(n_out, view(b.fresh(n_out, view(values), kq)))
+    return hadamard(b, view(out), inputs.v_rot)
+
+
+def _attended(
+    b: Builder, inputs: CacheInputs, k: Source | None, v: Source | None
+) -> tuple[Source, Source]:
+    """The caches, after the batch's keys and values are stored; or just these, cast."""
+    if inputs.is_batch_only and k is not None and v is not None:
+        if not b.inputs.flash_attn:
+            return k, b.fresh_bytes(v.n_bytes, view(v))
+        return b.fresh_bytes(k.n_bytes // 2, view(k)), b.fresh_bytes(v.n_bytes // 2, view(v))
     k_bytes, v_bytes = _cache_bytes(b)
     k_cache, v_cache = Outside(k_bytes, b.owner), Outside(v_bytes, b.owner)
     if k is not None and v is not None:
         b.store(k_cache, view(k), inputs.k_idxs)
         v_width = b.hp.n_embd_v_gqa_max
-        if not b.inputs.flash_attn and layer.head_v * layer.n_head_kv < v_width:
+        if not b.inputs.flash_attn and b.layer.head_v * b.layer.n_head_kv < v_width:
             v = b.fresh(v_width, view(v))
         b.store(v_cache, view(v), inputs.v_idxs)
-    n_out = layer.head_v * layer.n_head
-    sinks = (b.weight("attn_sinks"),) if b.has("attn_sinks") else ()
-    if b.inputs.flash_attn:
-        out = b.attend(n_out, q, k_cache, v_cache, inputs.mask, *sinks)
-    else:
-        kq = b.fresh(inputs.n_kv * layer.n_head, view(k_cache), view(q))
-        if b.hp.f_attn_logit_softcapping:
-            kq = b.rowwise(b.rowwise(b.rowwise(kq)))
-        kq = b.rowwise(kq, inputs.mask, *sinks)
-        out = b.fresh(n_out, view(b.fresh(n_out, view(v_cache), kq)))
-    return hadamard(b, view(out), inputs.v_rot)
+    return k_cache, v_cache
 
 
 def _cache_bytes(b: Builder) -> tuple[int, int]:
@@ -133,7 +145,7 @@ def gated_attention(b: Builder, x: Source) -> Node:
     return b.linear("attn_output", b.rowwise(out, gate))
 
 
-def latent_attention(b: Builder, x: Source) -> Node:
+def latent_attention(b: Builder, x: Source, *, has_rope: bool = True) -> Node:
     """MLA with the key projection absorbed into the queries (deepseek2.cpp, glm-dsa.cpp)."""
     indexer = b.inputs.caches.get("indexer") if b.has("indexer.attn_k") else None
     if indexer is not None:
@@ -149,11 +161,13 @@ def latent_attention(b: Builder, x: Source) -> Node:
     n_key = b.shape("attn_kv_a_mqa")[1]
     n_rope = n_key - n_latent
     absorbed = b.fresh(n_latent * n_head, b.weight("attn_k_b"), view(q))
-    q_pe = b.rope(view(q, n_rope * n_head * b.rows * F32))
+    q_pe: Source = view(q, n_rope * n_head * b.rows * F32)
+    q_pe = b.rope(q_pe) if has_rope else q_pe
     q = b.fresh(n_key * n_head, view(absorbed), q_pe)
     kv = b.linear("attn_kv_a_mqa", x)
     latent = b.norm(view(kv, n_latent * b.rows * F32), "attn_kv_a_norm")
-    k_pe = b.rope(view(kv, n_rope * b.rows * F32))
+    k_pe: Source = view(kv, n_rope * b.rows * F32)
+    k_pe = b.rope(k_pe) if has_rope else k_pe
     k = b.fresh(n_key, view(latent), k_pe)
     inputs = cache_inputs(b)
     cache = Outside(b.layer.caches[0].tensor_bytes(b.inputs.options)[0], b.owner)

@@ -57,6 +57,10 @@ class Builder:
             found = self._weights[name] = Outside(weight.n_bytes, home, is_weight=True)
         return found
 
+    def first(self, *names: str) -> tuple[Outside, ...]:
+        """The first of these weights that the layer has, or nothing."""
+        return next(((self.weight(name),) for name in names if self.has(name)), ())
+
     def width(self, source: Source) -> int:
         """Floats per token of a tensor."""
         return source.n_bytes // F32 // self.rows
@@ -84,7 +88,7 @@ class Builder:
         return self.graph.add(Op.ROPE, x.n_bytes, x, self.inputs.positions, rows=self.rows)
 
     def attend(
-        self, width: int, q: Source, k: Outside, v: Outside, mask: Source, *sinks: Outside
+        self, width: int, q: Source, k: Source, v: Source, mask: Source, *sinks: Outside
     ) -> Node:
         """`ggml_flash_attn_ext` over a cache; `v` is `k` where values are a part of the keys."""
         n_bytes = width * self.rows * F32
@@ -95,13 +99,13 @@ class Builder:
         return self.graph.add(Op.ATTENTION, n_bytes, *operands, rows=self.rows)
 
     @staticmethod
-    def _cache_copy_bytes(cache: Outside, type_: GGMLType) -> int:
+    def _cache_copy_bytes(cache: Source, type_: GGMLType) -> int:
         """What CUDA's kernels add to the result for an F16 copy of a cache of another type.
 
         Mirrors `ggml_cuda_flash_attn_ext_get_f16_extra_data` (ggml/src/ggml-cuda/
         fattn-common.cuh, b11434) for the kernels of large batches, which all need it.
         """
-        if type_.name == "F16":
+        if type_.name == "F16" or not isinstance(cache, Outside):
             return 0
         return 128 + cache.n_bytes // type_.block_bytes * type_.block_size * 2
 
@@ -118,7 +122,8 @@ class Builder:
 
     def mul_mat(self, name: str, x: Source) -> Node:
         """`build_lora_mm` and the weight's scale, if it has one."""
-        node = self.fresh(self.shape(name)[1], self.weight(name), x)
+        shape = self.shape(name)
+        node = self.fresh(shape[1] if len(shape) > 1 else 1, self.weight(name), x)
         if self.has(name + ".scale"):
             return self.rowwise(node, self.weight(name + ".scale"))
         return node

@@ -48,8 +48,10 @@ class CacheInputs:
     mask: Outside
     k_idxs: Outside
     v_idxs: Outside
-    k_rot: Outside | None
-    v_rot: Outside | None
+    k_rot: Outside | None = None
+    v_rot: Outside | None = None
+    is_batch_only: bool = False
+    """There is no cache: the tokens of a batch see each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,12 @@ def add_inputs(
         for cache in layer.caches:
             if cache.kind not in caches and cache.kind not in _STATELIKE:
                 caches[cache.kind] = _cache_inputs(graph, facts, options, cache, n_tokens)
+    if not caches:
+        mask = graph.input(n_tokens * n_tokens * (2 if options.flash_attn else F32))
+        none = Outside(0, graph.host)
+        caches["none"] = CacheInputs(
+            n_kv=n_tokens, n_stream=1, mask=mask, k_idxs=none, v_idxs=none, is_batch_only=True
+        )
     states = graph.input(options.n_seq_max * I32)
     return Inputs(
         n_tokens=n_tokens,
@@ -156,7 +164,10 @@ def _cache_inputs(
     return CacheInputs(
         n_kv=n_cells // n_stream,
         n_stream=n_stream,
-        mask=graph.input(n_cells // n_stream * n_tokens * (2 if flash else F32)),
+        # the fused indexer takes a mask in F16 whatever attention does
+        mask=graph.input(
+            n_cells // n_stream * n_tokens * (2 if flash or cache.kind == "indexer" else F32)
+        ),
         k_idxs=graph.input(n_tokens * I64),
         v_idxs=graph.input(n_tokens * I64 * v_width) if has_v else Outside(0, graph.host),
         k_rot=k_rot,

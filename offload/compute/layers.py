@@ -11,7 +11,8 @@ from typing import Final
 from offload.compute.attention import Style, gated_attention, latent_attention, plain_attention
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Source
-from offload.compute.recurrent import delta_net, unknown_mixer
+from offload.compute.mamba import mamba, mamba2, short_conv
+from offload.compute.recurrent import delta_net, kimi_delta, unknown_mixer
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
     "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35".split()
@@ -19,6 +20,7 @@ OUTPUTS_AFTER_LAYERS: Final = frozenset(
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
 _GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
+_NO_ROPE: Final = frozenset(("kimi-linear", "kimi-k3"))
 _COMMON: Final = Style()
 _STYLES: Final = {
     **dict.fromkeys("gpt-oss gemma3".split(), Style(k_before_v=True)),
@@ -54,14 +56,28 @@ _POST_NORMED: Final = frozenset("gemma4 gemma3".split())
 
 
 def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
-    if b.layer.is_recr and b.has("ssm_conv1d") and (b.has("ssm_ba") or b.has("ssm_alpha")):
-        return delta_net(b, x, repeats_keys=arch == "qwen3next")
+    if b.layer.is_recr:
+        return _recur(b, arch, x)
     if b.has("attn_kv_a_mqa") and b.has("attn_k_b"):
-        return latent_attention(b, x)
+        return latent_attention(b, x, has_rope=arch not in _NO_ROPE)
     if arch in _GATED:
         return gated_attention(b, x)
-    if (b.has("attn_qkv") or b.has("attn_q")) and not b.layer.is_recr and b.inputs.caches:
+    if b.has("attn_qkv") or b.has("attn_q"):
         return plain_attention(b, x, _STYLES.get(arch, _COMMON))
+    return unknown_mixer(b, x)
+
+
+def _recur(b: Builder, arch: str, x: Source) -> Source:
+    if b.has("ssm_f_a"):
+        return kimi_delta(b, x)
+    if b.has("ssm_ba") or (b.has("ssm_alpha") and b.has("ssm_conv1d")):
+        return delta_net(b, x, repeats_keys=arch == "qwen3next")
+    if b.has("shortconv.conv"):
+        return short_conv(b, x)
+    if b.has("ssm_x"):
+        return mamba(b, x)
+    if b.has("ssm_in") and b.has("ssm_out"):
+        return mamba2(b, x)
     return unknown_mixer(b, x)
 
 

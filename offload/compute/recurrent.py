@@ -36,6 +36,14 @@ def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
     b.store(Outside(n_per_seq * b.inputs.n_seqs * F32, b.owner), view(state))
 
 
+def slide(b: Builder, state: Source, x: Source, width: int, d_conv: int) -> Node:
+    """The kept columns in front of the new ones; the last are kept for the next batch."""
+    n_bytes = width * (b.rows + (d_conv - 1) * b.inputs.n_seqs) * F32
+    columns = b.fresh_bytes(n_bytes, view(state), view(x))
+    store_state(b, columns, width * (d_conv - 1))
+    return columns
+
+
 def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Source:
     """Gated delta net with a short convolution over Q, K and V."""
     hp, n_seqs = b.hp, b.inputs.n_seqs
@@ -55,9 +63,7 @@ def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Source:
         )
         mixed = b.fresh(n_channels, q_k, b.fresh(n_inner, view(qkvz)))
         z = qkvz
-    n_conv = n_channels * (b.rows + (hp.ssm_d_conv - 1) * n_seqs) * F32
-    conv_input = b.fresh_bytes(n_conv, view(conv_state), view(mixed))
-    store_state(b, conv_input, hp.n_embd_r)
+    conv_input = slide(b, conv_state, mixed, n_channels, hp.ssm_d_conv)
     state = load_state(b, n_state)
     conv = b.rowwise(b.fresh(n_channels, conv_input, b.weight("ssm_conv1d")))
     n_key = n_k_head * head_k * b.rows * F32
@@ -91,6 +97,40 @@ def delta_net(b: Builder, x: Source, *, repeats_keys: bool) -> Source:
     else:
         gate = b.rowwise(b.fresh(n_inner, view(z)))
     return view(b.mul_mat("ssm_out", view(b.rowwise(normed, gate))))
+
+
+def kimi_delta(b: Builder, x: Source) -> Node:
+    """Kimi Delta Attention: three convolutions, and a decay for each channel."""
+    hp, n_seqs = b.hp, b.inputs.n_seqs
+    n_inner = b.shape("attn_output")[0]
+    d_conv = hp.ssm_d_conv or 4
+    state = load_state(b, hp.n_embd_r)
+    fused = b.mul_mat("attn_qkv", x) if b.has("attn_qkv") else None
+    convolved = []
+    for name in "qkv":
+        column = b.fresh(n_inner, view(fused)) if fused else b.mul_mat(f"attn_{name}", x)
+        columns = slide(b, state, column, n_inner, d_conv)
+        kernel = b.first(f"ssm_conv1d_{name}", f"ssm_{name}_conv1d", f"ssm_{name}_conv")
+        convolved.append(b.rowwise(view(b.fresh(n_inner, columns, *kernel))))
+    memory = load_state(b, hp.n_embd_s)
+    q, k = (view(b.rowwise(b.rowwise(view(part)))) for part in convolved[:2])
+    decay: Source = b.linear("ssm_f_a", x)
+    if b.has("ssm_f_b"):
+        decay = b.mul_mat("ssm_f_b", decay)
+    decay = b.rowwise(b.rowwise(decay, *b.first("ssm_dt.bias")))
+    decay = b.rowwise(view(decay), *b.first("ssm_a"))
+    beta = b.rowwise(view(b.mul_mat("ssm_beta", x)))
+    n_bytes = n_inner * b.rows * F32 + hp.n_embd_s * n_seqs * F32
+    operands = (q, k, view(convolved[2]), view(decay), view(beta), view(memory))
+    out = b.fresh_bytes(n_bytes, *operands)
+    store_state(b, out, hp.n_embd_s)
+    out = b.fresh(n_inner, view(out))
+    normed = b.norm(view(out), "ssm_norm", "ssm_o_norm")
+    gate: Source = b.mul_mat("ssm_g_a" if b.has("ssm_g_a") else "ssm_g", x)
+    if b.has("ssm_g_b"):
+        gate = b.mul_mat("ssm_g_b", gate)
+    gated = b.rowwise(normed, b.rowwise(view(gate)))
+    return b.linear("attn_output", b.fresh(n_inner, view(gated)))
 
 
 def unknown_mixer(b: Builder, x: Source) -> Source:
