@@ -26,7 +26,7 @@ def cache_inputs(b: Builder) -> CacheInputs:
 def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
     """`build_attn` with or without a cache of keys and values, up to `kqv_out`."""
     inputs, layer = cache_inputs(b), b.layer
-    keys, values = _attended(b, inputs, k, v)
+    keys, values = store_kv(b, inputs, k, v)
     n_out = layer.head_v * layer.n_head
     sinks = (b.weight("attn_sinks"),) if b.has("attn_sinks") else ()
     if b.inputs.flash_attn:
@@ -37,10 +37,11 @@ def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
             kq = b.rowwise(b.rowwise(b.rowwise(kq)))
         kq = b.rowwise(kq, inputs.mask, *sinks)
         out = b.fresh(n_out, view(b.fresh(n_out, view(values), kq)))
+    b.graph.expand()
     return hadamard(b, view(out), inputs.v_rot)
 
 
-def _attended(
+def store_kv(
     b: Builder, inputs: CacheInputs, k: Source | None, v: Source | None
 ) -> tuple[Source, Source]:
     """The caches, after the batch's keys and values are stored; or just these, cast."""
@@ -94,21 +95,21 @@ def plain_attention(b: Builder, x: Source, style: Style) -> Node:
         n_head = layer.n_head * layer.head_k
         n_kv = layer.n_head_kv * layer.head_k
         parts = [view(qkv, n * b.rows * F32) for n in (n_head, n_kv)]
-        q = hadamard(b, _rotate(b, parts[0], True, "attn_q_norm", style), rot.k_rot)
+        q = hadamard(b, rotated(b, parts[0], "attn_q_norm", style, is_part=True), rot.k_rot)
         v = hadamard(b, view(qkv, layer.n_head_kv * layer.head_v * b.rows * F32), rot.v_rot)
-        k = hadamard(b, _rotate(b, parts[1], True, "attn_k_norm", style), rot.k_rot)
+        k = hadamard(b, rotated(b, parts[1], "attn_k_norm", style, is_part=True), rot.k_rot)
         return b.linear("attn_output", attend(b, q, k, v))
-    q = hadamard(b, _rotate(b, b.linear("attn_q", x), False, "attn_q_norm", style), rot.k_rot)
+    q = hadamard(b, rotated(b, b.linear("attn_q", x), "attn_q_norm", style), rot.k_rot)
     if not layer.caches:
         return b.linear("attn_output", attend(b, q, None, None))
     if style.k_before_v:
         k_raw = b.linear("attn_k", x)
-        k = hadamard(b, _rotate(b, k_raw, False, "attn_k_norm", style), rot.k_rot)
+        k = hadamard(b, rotated(b, k_raw, "attn_k_norm", style), rot.k_rot)
         v = hadamard(b, _values(b, x, k_raw, style), rot.v_rot)
     else:
         v = hadamard(b, b.linear("attn_v", x), rot.v_rot)
         k_raw = b.linear("attn_k", x)
-        k = hadamard(b, _rotate(b, k_raw, False, "attn_k_norm", style), rot.k_rot)
+        k = hadamard(b, rotated(b, k_raw, "attn_k_norm", style), rot.k_rot)
     return b.linear("attn_output", attend(b, q, k, v))
 
 
@@ -118,7 +119,7 @@ def _values(b: Builder, x: Source, k_raw: Node, style: Style) -> Source:
     return b.rowwise(view(v)) if style.norms_values else v
 
 
-def _rotate(b: Builder, x: Source, is_part: bool, norm: str, style: Style) -> Source:
+def rotated(b: Builder, x: Source, norm: str, style: Style, *, is_part: bool = False) -> Source:
     """Norm and rope of Q or K; a norm over whole rows works in place, one over heads does not."""
     heads: Source = view(x)
     if style.scales_full and b.layer.caches[0].kind == "full" and "swa" in b.inputs.caches:

@@ -112,6 +112,7 @@ class Builder:
     def store(self, cache: Outside, *operands: Source) -> None:
         """Write into a cache."""
         self.graph.add(Op.STORE, 0, *operands, view(cache), rows=self.rows)
+        self.graph.expand()
 
     def take_outputs(self, x: Source) -> Node:
         """Keep the rows of tokens whose logits are wanted; the caller sets `rows`."""
@@ -240,4 +241,5 @@ class Builder:
         total = self.fresh(width, parts[0], parts[1])
         for part in parts[2:]:
             total = self.rowwise(total, part)
+        self.graph.expand()
         return total

@@ -108,9 +108,11 @@ class Graph:
 
     `twins` are leaves of which there is one more each time, in layers that were not built.
     `cache_copiers` are the backends whose flash attention copies a cache that is not F16.
+    llama.cpp adds most operations when something that is asked for needs them; `n_expanded`
+    nodes are there already when the next thing is asked for (`ggml_build_forward_expand`).
     """
 
-    __slots__ = ("cache_copiers", "host", "leaves", "nodes", "twins")
+    __slots__ = ("cache_copiers", "host", "leaves", "n_expanded", "nodes", "twins")
 
     def __init__(self, host: int, cache_copiers: frozenset[int] = frozenset()) -> None:
         self.cache_copiers = cache_copiers
@@ -118,6 +120,7 @@ class Graph:
         self.leaves: list[Outside] = []
         self.twins: list[Outside] = []
         self.host = host
+        self.n_expanded = 0
 
     def input(self, n_bytes: int) -> Outside:
         """A leaf on the host that llama.cpp fills before each batch (`ggml_set_input`)."""
@@ -136,6 +139,18 @@ class Graph:
         node = Node(op, n_bytes, operands, rows)
         self.nodes.append(node)
         return node
+
+    def expand(self) -> None:
+        """Everything so far has been asked for."""
+        self.n_expanded = len(self.nodes)
+
+    def hoist(self, n: int) -> None:
+        """The last `n` nodes are asked for before what nobody has asked for yet."""
+        nodes = self.nodes
+        if len(nodes) - n > self.n_expanded:
+            nodes[self.n_expanded : self.n_expanded] = nodes[-n:]
+            del nodes[-n:]
+        self.n_expanded += n
 
 
 def view(source: Source, n_bytes: int | None = None) -> View:

@@ -70,7 +70,7 @@ class Inputs:
     """Which states the batch's sequences, and the others, continue from."""
     caches: dict[str, CacheInputs]
     shared: list[Source]
-    """What a layer leaves for later ones: the indexer's choice."""
+    """What a layer leaves for later ones: the indexer's choice, a mask in floats."""
 
     @property
     def flash_attn(self) -> bool:
@@ -164,12 +164,19 @@ def _cache_inputs(
     return CacheInputs(
         n_kv=n_cells // n_stream,
         n_stream=n_stream,
-        # the fused indexer takes a mask in F16 whatever attention does
-        mask=graph.input(
-            n_cells // n_stream * n_tokens * (2 if flash or cache.kind == "indexer" else F32)
-        ),
+        mask=graph.input(_mask_bytes(facts, options, cache, n_cells // n_stream * n_tokens)),
         k_idxs=graph.input(n_tokens * I64),
         v_idxs=graph.input(n_tokens * I64 * v_width) if has_v else Outside(0, graph.host),
         k_rot=k_rot,
         v_rot=v_rot,
     )
+
+
+def _mask_bytes(facts: ModelFacts, options: ContextOptions, cache: Cache, n: int) -> int:
+    """A mask of `n` elements: F16 for flash attention, and always for a fused indexer.
+
+    Block-sparse attention scores no single cells and has no mask for its indexer.
+    """
+    if cache.kind == "indexer":
+        return 0 if facts.arch == "minimax-m3" else 2 * n
+    return (2 if options.flash_attn else F32) * n

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from offload.compute.attention import Style, gated_attention, latent_attention, plain_attention
+from offload.compute.block_sparse import block_sparse_attention, is_block_sparse
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Source
 from offload.compute.mamba import mamba, mamba2, short_conv
@@ -20,6 +21,10 @@ OUTPUTS_AFTER_LAYERS: Final = frozenset(
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
 _GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
+_EXPANDS_NORM: Final = frozenset(
+    "qwen3next qwen35 qwen35moe kimi-linear kimi-k3 bailingmoe3 qwen4exp glm5-next".split()
+)
+"""A layer's norm is asked for before its state is read."""
 _NO_ROPE: Final = frozenset(("kimi-linear", "kimi-k3"))
 _COMMON: Final = Style()
 _STYLES: Final = {
@@ -34,6 +39,8 @@ def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
     """Append one layer; returns the new residual stream."""
     residual: Source = x
     cur: Source = b.norm(x, "attn_norm")
+    if arch in _EXPANDS_NORM:
+        b.graph.expand()
     cur = _mix_tokens(b, arch, cur)
     if is_last and arch not in OUTPUTS_AFTER_LAYERS:
         cur, residual = b.take_outputs(cur), b.take_outputs(x)
@@ -62,6 +69,8 @@ def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
         return latent_attention(b, x, has_rope=arch not in _NO_ROPE)
     if arch in _GATED:
         return gated_attention(b, x)
+    if is_block_sparse(b):
+        return block_sparse_attention(b, x)
     if b.has("attn_qkv") or b.has("attn_q"):
         return plain_attention(b, x, _STYLES.get(arch, _COMMON))
     return unknown_mixer(b, x)

@@ -19,15 +19,18 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
     """
     n_seqs = b.inputs.n_seqs
     n_bytes = n_per_seq * n_seqs * F32
-    cache = Outside(n_bytes, b.owner)
-    b.store(cache)
+    cache = view(Outside(n_bytes, b.owner))
     main, extra = b.inputs.state_copy
-    state = b.graph.add(Op.GET_ROWS, n_bytes, view(cache), main, rows=n_seqs)
-    if b.inputs.build is Build.BEFORE_MIXED_BATCHES:
-        others = b.graph.add(Op.GET_ROWS, 0, view(cache), extra, rows=n_seqs)
-        b.store(cache, others)
+    add = b.graph.add
+    add(Op.STORE, 0, cache, rows=n_seqs)
+    state = add(Op.GET_ROWS, n_bytes, cache, main, rows=n_seqs)
+    if b.inputs.build is Build.B11434:
+        add(Op.STORE, 0, view(state), cache, rows=n_seqs)
+        b.graph.hoist(3)
     else:
-        b.store(cache, view(state))
+        others = add(Op.GET_ROWS, 0, cache, extra, rows=n_seqs)
+        add(Op.STORE, 0, others, cache, rows=n_seqs)
+        b.graph.hoist(4)
     return view(state)
 
 
