@@ -13,7 +13,8 @@ from offload.compute.block_sparse import block_sparse_attention, is_block_sparse
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Source
 from offload.compute.mamba import mamba, mamba2, short_conv
-from offload.compute.recurrent import delta_net, kimi_delta, unknown_mixer
+from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_mixer
+from offload.compute.sketches import add_scratch
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
     "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35".split()
@@ -41,7 +42,10 @@ def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
     cur: Source = b.norm(x, "attn_norm")
     if arch in _EXPANDS_NORM:
         b.graph.expand()
+    scratch = add_scratch(b, arch, cur)
     cur = _mix_tokens(b, arch, cur)
+    if scratch is not None:
+        b.fresh_bytes(0, scratch)
     if is_last and arch not in OUTPUTS_AFTER_LAYERS:
         cur, residual = b.take_outputs(cur), b.take_outputs(x)
         b.rows = b.inputs.n_outputs
@@ -87,6 +91,8 @@ def _recur(b: Builder, arch: str, x: Source) -> Source:
         return mamba(b, x)
     if b.has("ssm_in") and b.has("ssm_out"):
         return mamba2(b, x)
+    if b.hp.n_embd_head_la and b.has("attn_qkv") and b.has("attn_gate"):
+        return lightning(b, x)
     return unknown_mixer(b, x)
 
 

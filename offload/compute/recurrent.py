@@ -136,6 +136,35 @@ def kimi_delta(b: Builder, x: Source) -> Node:
     return b.linear("attn_output", b.fresh(n_inner, view(gated)))
 
 
+def lightning(b: Builder, x: Source) -> Source:
+    """MiniMax-01's linear attention: one block for each sequence's tokens of the batch."""
+    hp, n_seqs = b.hp, b.inputs.n_seqs
+    n_inner = hp.n_embd_head_la * b.layer.n_head
+    n_part = n_inner * b.rows * F32
+    n_square = (b.rows // n_seqs) ** 2 * b.layer.n_head * n_seqs * F32
+    if not b.inputs.shared:
+        sizes = (b.layer.n_head * b.rows * F32,) * 2 + (n_square,)
+        b.inputs.shared.extend(b.graph.input(n_bytes) for n_bytes in sizes)
+    q_decay, k_decay, square_decay = b.inputs.shared
+    load_state(b, hp.n_embd_r)
+    state = load_state(b, hp.n_embd_s)
+    decay = b.rowwise(b.rowwise(q_decay))
+    qkv = b.rowwise(b.mul_mat("attn_qkv", x))
+    old = b.fresh(n_inner, view(state), view(b.rowwise(view(qkv, n_part), decay)))
+    v = b.fresh_bytes(n_part, view(qkv))
+    scores = b.fresh_bytes(n_square, view(qkv), view(qkv))
+    scores = b.rowwise(scores, b.rowwise(b.rowwise(square_decay)))
+    out = b.rowwise(old, b.fresh(n_inner, v, scores))
+    b.graph.expand()
+    kept = b.rowwise(view(state))
+    keys = b.rowwise(view(qkv, n_part), b.rowwise(b.rowwise(k_decay)))
+    keys = b.fresh(n_inner, view(keys))
+    store_state(b, b.rowwise(kept, b.fresh_bytes(state.n_bytes, keys, v)), hp.n_embd_s)
+    normed = b.norm(view(b.fresh(n_inner, view(out))), "attn_norm_2")
+    gate = b.rowwise(b.mul_mat("attn_gate", x))
+    return view(b.linear("attn_output", b.rowwise(gate, normed)))
+
+
 def unknown_mixer(b: Builder, x: Source) -> Source:
     """A token mixer nobody described here: all its projections of the input alive together."""
     hp = b.hp
