@@ -82,19 +82,30 @@ class Arena:
 
 
 def measure_buffers(
-    graph: Graph, splits: Sequence[Split], alignments: Sequence[int], *, is_pipelined: bool
+    graph: Graph,
+    splits: Sequence[Split],
+    alignments: Sequence[int],
+    *,
+    is_pipelined: bool,
+    has_extras: bool = True,
 ) -> list[int]:
-    """Bytes of the compute buffer of each backend."""
+    """Bytes of the compute buffer of each backend, with or without the graph's extras."""
     arenas = [Arena(alignment) for alignment in alignments]
-    _place_leaves(graph, splits, arenas, is_pipelined=is_pipelined)
+    left_out: frozenset[Tensor] = frozenset() if has_extras else frozenset(graph.extras)
+    _forget(graph, splits)
+    _place_leaves(graph, splits, arenas, left_out, is_pipelined=is_pipelined)
     store = Op.STORE
     for split in splits:
         arena = arenas[split.backend]
         for origin, copy in split.copies:
+            if left_out and origin in left_out:
+                continue
             if not is_pipelined:
                 _place(copy, arena)
             _consume(origin)
         for node in split.nodes:
+            if left_out and node in left_out:
+                continue
             if node.op is not store and not (node.inplace and _take_over(node)):
                 node.arena = arena
                 node.offset = arena.take(node.n_bytes)
@@ -106,12 +117,30 @@ def measure_buffers(
     return [arena.peak_bytes for arena in arenas]
 
 
+def _forget(graph: Graph, splits: Sequence[Split]) -> None:
+    """Undo an earlier run."""
+    for leaf in graph.leaves:
+        leaf.uses, leaf.arena = leaf.n_uses, None
+    for split in splits:
+        for _, copy in split.copies:
+            copy.uses, copy.arena = copy.n_uses, None
+        for node in split.nodes:
+            node.uses, node.arena = node.n_uses, None
+
+
 def _place_leaves(
-    graph: Graph, splits: Sequence[Split], arenas: Sequence[Arena], *, is_pipelined: bool
+    graph: Graph,
+    splits: Sequence[Split],
+    arenas: Sequence[Arena],
+    left_out: frozenset[Tensor],
+    *,
+    is_pipelined: bool,
 ) -> None:
     for twin in graph.twins:
         arenas[twin.backend].take(twin.n_bytes)
     for leaf in graph.leaves:
+        if leaf in left_out:
+            continue
         arena = arenas[leaf.backend]
         if is_pipelined and leaf.is_input:
             for _ in range(N_PIPELINE_COPIES):
@@ -120,7 +149,9 @@ def _place_leaves(
             _place(leaf, arena)
     if is_pipelined:
         for split in splits:
-            for _, copy in split.copies:
+            for origin, copy in split.copies:
+                if origin in left_out:
+                    continue
                 for _ in range(N_PIPELINE_COPIES):
                     arenas[split.backend].take(copy.n_bytes)
 

@@ -75,15 +75,28 @@ def estimate_compute(
     sizes = facts.sizes.get(key)
     if sizes is None:
         sizes = [0] * len(alignments)
-        for build in builds:
+        for build, kinds in _graphs(facts, builds):
             graph = Graph(host, copiers)
             _build(graph, facts, options, split, host_tensors, layers, n_outputs, build)
             assign_backends(graph, offloading)
             splits = split_graph(graph)
-            found = measure_buffers(graph, splits, alignments, is_pipelined=is_pipelined)
-            sizes = [max(pair) for pair in zip(sizes, found, strict=True)]
+            for has_extras in kinds:
+                found = measure_buffers(
+                    graph, splits, alignments, is_pipelined=is_pipelined, has_extras=has_extras
+                )
+                sizes = [max(pair) for pair in zip(sizes, found, strict=True)]
         facts.sizes[key] = sizes
     return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
+
+
+def _graphs(facts: ModelFacts, builds: tuple[Build, ...]) -> list[tuple[Build, tuple[bool, ...]]]:
+    """The graphs to make, each with whether to measure it with its extras, without, or both.
+
+    Without recurrent layers the older graph is the newer one without extras.
+    """
+    if len(builds) == len(Build) and not any(layer.is_recr for layer in facts.layers):
+        return [(Build.B11434, (True, False))]
+    return [(build, (True,)) for build in builds]
 
 
 def _build(

@@ -39,15 +39,16 @@ class Op(enum.IntEnum):
 class Tensor:
     """Something with `n_bytes` on one of the scheduler's backends.
 
-    The rest is the allocator's: how many consumers are left, and where the memory is
-    (no arena: not ours to place, or freed).
+    `n_uses` is how many operations read it. The rest is the allocator's: how many of these
+    are left, and where the memory is (no arena: not ours to place, or freed).
     """
 
-    __slots__ = ("arena", "backend", "n_bytes", "offset", "uses")
+    __slots__ = ("arena", "backend", "n_bytes", "n_uses", "offset", "uses")
 
     def __init__(self, n_bytes: int, backend: int) -> None:
         self.n_bytes = n_bytes
         self.backend = backend
+        self.n_uses = 0
         self.uses = 0
         self.arena: Arena | None = None
         self.offset = 0
@@ -80,6 +81,7 @@ class Node(Tensor):
         # not through Tensor's: a graph has thousands of nodes, and a plan several graphs
         self.n_bytes = n_bytes
         self.backend = -1
+        self.n_uses = 0
         self.uses = 0
         self.arena = None
         self.offset = 0
@@ -108,17 +110,19 @@ class Graph:
 
     `twins` are leaves of which there is one more each time, in layers that were not built.
     `cache_copiers` are the backends whose flash attention copies a cache that is not F16.
+    `extras` are nodes and leaves that not every build has; nothing else reads them.
     llama.cpp adds most operations when something that is asked for needs them; `n_expanded`
     nodes are there already when the next thing is asked for (`ggml_build_forward_expand`).
     """
 
-    __slots__ = ("cache_copiers", "host", "leaves", "n_expanded", "nodes", "twins")
+    __slots__ = ("cache_copiers", "extras", "host", "leaves", "n_expanded", "nodes", "twins")
 
     def __init__(self, host: int, cache_copiers: frozenset[int] = frozenset()) -> None:
         self.cache_copiers = cache_copiers
         self.nodes: list[Node] = []
         self.leaves: list[Outside] = []
         self.twins: list[Outside] = []
+        self.extras: list[Tensor] = []
         self.host = host
         self.n_expanded = 0
 

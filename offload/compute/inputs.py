@@ -132,8 +132,9 @@ def add_embeddings(graph: Graph, facts: ModelFacts, build: Build, n_tokens: int)
         embeddings = graph.input(n_bytes)
         rows = graph.add(Op.GET_ROWS, n_bytes, weight, mixed, rows=n_tokens)
         merged = graph.add(Op.FRESH, n_bytes, embeddings, rows=n_tokens)
-        merged.uses += 1
-        graph.add(Op.STORE, 0, rows, slots, view(merged), rows=n_tokens)
+        merged.n_uses += 1
+        written = graph.add(Op.STORE, 0, rows, slots, view(merged), rows=n_tokens)
+        graph.extras += (mixed, slots, embeddings, rows, merged, written)
     return x
 
 

@@ -112,11 +112,11 @@ def split_graph(graph: Graph) -> list[Split]:
                 if copy is None:
                     copy = copies[key] = Tensor(source.n_bytes, backend)
                     split.copies.append((tensor, copy))
-                    tensor.uses += 1
+                    tensor.n_uses += 1
                 tensor, kind = copy, Tensor
             elif type(tensor) is Outside and not tensor.is_leaf:
                 continue
-            tensor.uses += 1
+            tensor.n_uses += 1
             reads.append(tensor)
             if tensor.n_bytes == n_inplace_bytes and kind is not View:
                 inplace.append(tensor)
