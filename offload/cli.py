@@ -415,6 +415,8 @@ def inspect(model: ModelPath, output: OutputOption = Output.TABLE) -> int:
     """Show what a GGUF header says: hyper-parameters, layers, tensor roles, bytes."""
     from offload.render.inspect import inspect_to_json, render_inspect
 
+    if output is Output.ARGS:
+        raise UsageError("-o args: a model has no command line; table or json")
     loaded = _read_model(model)
     if output is Output.JSON:
         _print_json(inspect_to_json(loaded))
@@ -426,7 +428,9 @@ def inspect(model: ModelPath, output: OutputOption = Output.TABLE) -> int:
 @app.command()
 @_answer
 def devices(
-    llama_server: LlamaServerOption = None,
+    llama_server: Annotated[
+        str | None, typer.Option("--llama-server", metavar="PATH", help="Ask this build.")
+    ] = None,
     rpc: RpcOption = None,
     output: Annotated[
         str, typer.Option("-o", "--output", metavar="table|json|toml", help="What to print.")
