@@ -1,0 +1,26 @@
+"""The command line: parse, call one function, print, exit.
+
+One file per command; only the typed one is imported. Nobody imports this room.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Final
+
+COMMANDS: Final = ("plan", "inspect", "devices", "emit")
+
+
+def main() -> None:
+    """Entry point of the `offload` console script."""
+    typed = sys.argv[1:2]
+    try:
+        for command in typed if typed and typed[0] in COMMANDS else COMMANDS:
+            import_module(f"offload.cli.{command}")
+        from offload.cli.app import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.stderr.write("offload: interrupted\n")
+        sys.exit(130)

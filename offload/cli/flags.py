@@ -1,0 +1,352 @@
+"""Which flags describe a machine and a plan, and what do they mean together?
+
+llama.cpp's own flags keep llama.cpp's spelling and meaning (common/arg.cpp, b11434).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offload.errors import UsageError
+
+if TYPE_CHECKING:
+    from offload.machine import Machine
+    from offload.model import Model
+    from offload.options import PlanOptions
+    from offload.plan import Plan
+
+ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or any part of one.")]
+PlanOrModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN|MODEL", help="A plan saved with -o json (- reads stdin), or a GGUF file."
+    ),
+]
+RpcOption = Annotated[
+    str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="llama.cpp RPC servers.")
+]
+LlamaServerOption = Annotated[
+    str | None,
+    typer.Option("--llama-server", metavar="PATH", help="Emit only flags this build knows."),
+]
+
+
+class Output(StrEnum):
+    """What stdout carries."""
+
+    TABLE = "table"
+    JSON = "json"
+    ARGS = "args"
+
+
+class Report(StrEnum):
+    """What stdout carries where there is no command line to print."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class StrategyName(StrEnum):
+    """Which layers' experts leave the cards."""
+
+    OWN = "own"
+    FIRST = "first"
+    LAST = "last"
+    ALL = "all"
+    NONE = "none"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="What to print.")]
+ReportOption = Annotated[Report, typer.Option("-o", "--output", help="What to print.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFlags:
+    """The cards and the host, described or found."""
+
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of cards [found].")] = None
+    vram: Annotated[
+        str | None, typer.Option("--vram", metavar="SIZE[,SIZE…]", help="Free memory of each card.")
+    ] = None
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", metavar="NAME[:SIZE[:BANDWIDTH[:LINK]]]", help="One card; repeat for each."
+        ),
+    ] = None
+    devices_file: Annotated[
+        str | None, typer.Option("--devices", metavar="FILE", help="A devices.toml to plan for.")
+    ] = None
+    rpc: RpcOption = None
+    host_ram: Annotated[
+        str | None, typer.Option("--host-ram", metavar="SIZE", help="Free host memory [found].")
+    ] = None
+    llama_server: LlamaServerOption = None
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The RPC servers, one `host:port` each."""
+        return tuple(part for part in (self.rpc or "").split(",") if part)
+
+    def machine(self) -> Machine:
+        """The machine described by flags or a file, else the one we run on."""
+        from offload.device import devices_from_flags
+        from offload.machine import Machine
+
+        gpus = self.gpus
+        if self.devices_file is not None:
+            from offload.probe import read_machine
+
+            if gpus is not None or self.vram is not None or self.gpu:
+                raise UsageError(
+                    "--devices describes all cards; leave --gpus, --vram and --gpu out"
+                )
+            return read_machine(self.devices_file)
+        if gpus == 0:
+            return Machine()
+        sizes = None if self.vram is None else parse_sizes(self.vram, "--vram")
+        if self.endpoints and gpus is None and not self.gpu:
+            gpus = len(self.endpoints)
+        counted = gpus is not None or len(sizes or ()) > 1
+        sized = bool(self.gpu) and all(":" in text for text in self.gpu or ())
+        if (sizes is not None and counted) or sized:
+            found = Machine()  # all of it is described: nothing to probe
+        else:
+            from offload.probe import probe_machine
+
+            found = probe_machine(self.llama_server, self.endpoints)
+        cards = devices_from_flags(
+            gpus, sizes, tuple(self.gpu or ()), rpc=self.endpoints, found=found.devices
+        )
+        return replace(found, devices=cards)
+
+    def host_free_bytes(self, machine: Machine) -> int | None:
+        """Host memory as given, as described, or as found on this machine."""
+        if self.host_ram is not None:
+            from offload.units import parse_size_bytes
+
+            return parse_size_bytes(self.host_ram, "--host-ram")
+        if machine.host.memory_available_bytes is not None or self.devices_file is not None:
+            return machine.host.memory_available_bytes
+        from offload.host import probe_host
+
+        return probe_host().memory_available_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags(MachineFlags):
+    """Everything a plan can be told."""
+
+    margin: Annotated[
+        str, typer.Option("--margin", metavar="SIZE[,SIZE…]", help="To leave free on each card.")
+    ] = "1GiB"
+    n_ctx: Annotated[
+        int | None,
+        typer.Option("-c", "--ctx-size", help="Context [training context, at most 32768]."),
+    ] = None
+    n_batch: Annotated[
+        int, typer.Option("-b", "--batch-size", help="Tokens submitted at once.")
+    ] = 2048
+    n_ubatch: Annotated[
+        int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at once.")
+    ] = 512
+    n_parallel: Annotated[
+        int | None, typer.Option("-np", "--parallel", help="Slots [4 over one unified KV cache].")
+    ] = None
+    kv_unified: Annotated[
+        bool | None, typer.Option("--kv-unified/--no-kv-unified", help="One KV cache for all.")
+    ] = None
+    type_k: Annotated[
+        str, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache: f16, q8_0, …")
+    ] = "f16"
+    type_v: Annotated[str, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")] = (
+        "f16"
+    )
+    flash_attn: Annotated[
+        str | None,
+        typer.Option("-fa", "--flash-attn", metavar="on|off|auto", help="Flash attention [auto]."),
+    ] = None
+    n_gpu_layers: Annotated[
+        str | None, typer.Option("-ngl", "--n-gpu-layers", help="Layers on cards [chosen].")
+    ] = None
+    tensor_split: Annotated[
+        str | None, typer.Option("-ts", "--tensor-split", metavar="N,N…", help="Shares [chosen].")
+    ] = None
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-ot",
+            "--override-tensor",
+            metavar="REGEX=BUFFER,…",
+            help="Your own rules; kept, they go first.",
+        ),
+    ] = None
+    n_cpu_moe: Annotated[
+        int | None,
+        typer.Option(
+            "-ncmoe", "--n-cpu-moe", help="Experts of the first N layers to the CPU; kept."
+        ),
+    ] = None
+    cpu_moe: Annotated[
+        bool, typer.Option("-cmoe", "--cpu-moe", help="All experts to the CPU; kept.")
+    ] = False
+    split_mode: Annotated[
+        str, typer.Option("-sm", "--split-mode", help="layer, or none for one card.")
+    ] = "layer"
+    main_gpu: Annotated[int, typer.Option("-mg", "--main-gpu", help="The card of -sm none.")] = 0
+    device: Annotated[
+        str | None, typer.Option("-dev", "--device", metavar="NAME,…", help="Cards, in this order.")
+    ] = None
+    load_mode: Annotated[
+        str | None,
+        typer.Option("-lm", "--load-mode", help="none, mmap, … [none with host experts]."),
+    ] = None
+    no_host: Annotated[
+        bool, typer.Option("--no-host", help="Host weights repacked, not pinned.")
+    ] = False
+    op_offload: Annotated[bool, typer.Option("--op-offload/--no-op-offload")] = True
+    kv_offload: Annotated[bool, typer.Option("--kv-offload/--no-kv-offload")] = True
+    swa_full: Annotated[
+        bool, typer.Option("--swa-full", help="Full-size cache for sliding windows.")
+    ] = False
+    strategy: Annotated[StrategyName, typer.Option(help="Whose experts leave the cards.")] = (
+        StrategyName.OWN
+    )
+
+    def options(self) -> PlanOptions:
+        """The flags as values; UsageError names the flag that cannot be meant."""
+        from offload.options import PlanOptions, Strategy, parse_kv_type
+        from offload.rules import parse_overrides
+
+        return PlanOptions(
+            n_ctx=self.n_ctx,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            n_parallel=self.n_parallel,
+            kv_unified=self.kv_unified,
+            type_k=parse_kv_type(self.type_k, "-ctk"),
+            type_v=parse_kv_type(self.type_v, "-ctv"),
+            flash_attn=_on_off_auto(self.flash_attn),
+            swa_full=self.swa_full,
+            offload_kqv=self.kv_offload,
+            op_offload=self.op_offload,
+            no_host=self.no_host,
+            n_gpu_layers=_gpu_layers(self.n_gpu_layers),
+            tensor_split=_shares(self.tensor_split),
+            split_mode=self.split_mode,
+            main_gpu=self.main_gpu,
+            override_rules=tuple(r for text in self.override or () for r in parse_overrides(text)),
+            n_cpu_moe=self.n_cpu_moe,
+            cpu_moe=self.cpu_moe,
+            load_mode=self.load_mode,
+            rpc=self.rpc,
+            margin_bytes=parse_sizes(self.margin, "--margin"),
+            strategy=Strategy(self.strategy.value),
+        )
+
+    def plan(self, model_path: str) -> Plan:
+        """The plan these flags ask for; what a probe could not find out is told on stderr."""
+        from offload.cli.app import notify
+        from offload.plan import make_plan
+
+        options = self.options()
+        model = read_model(model_path)
+        machine = self.machine()
+        machine, options = _choose_devices(
+            machine, options, self.device, named=bool(self.gpu or self.devices_file)
+        )
+        made = make_plan(
+            model, machine.devices, options, host_free_bytes=self.host_free_bytes(machine)
+        )
+        for notice in machine.warnings:
+            notify(notice.text)
+        return made
+
+    def plan_or_saved(self, path: str) -> Plan:
+        """The plan saved at `path`, or one for the model there; UsageError where flags clash."""
+        from offload.saved import is_saved_plan, read_plan
+
+        if not is_saved_plan(path):
+            return self.plan(path)
+        ours = {"llama_server"}
+        set_here = [
+            item.name.replace("_", "-")
+            for item in fields(self)
+            if item.name not in ours and getattr(self, item.name) != item.default
+        ]
+        if set_here:
+            raise UsageError(
+                f"{path} is a saved plan, so --{set_here[0]} has nothing to say;"
+                " give the model instead to plan again"
+            )
+        return read_plan(path)
+
+
+def read_model(path: str) -> Model:
+    """The model whose header stands at `path`."""
+    from offload.model import make_model
+    from offload.source import read_header
+
+    return make_model(read_header(path))
+
+
+def parse_sizes(text: str, what: str) -> tuple[int, ...]:
+    """`24GiB,12GiB` as bytes; `what` is the flag, for the error."""
+    from offload.units import parse_size_bytes
+
+    return tuple(parse_size_bytes(part, what) for part in text.split(","))
+
+
+def _choose_devices(
+    machine: Machine, options: PlanOptions, names: str | None, *, named: bool
+) -> tuple[Machine, PlanOptions]:
+    """Apply `-dev`; cards that the user named are emitted as `-dev` so that no other is used."""
+    cards = machine.devices
+    if names == "none":
+        return replace(machine, devices=()), replace(options, device_names=("none",))
+    if names is not None:
+        by_name = {card.name: card for card in cards}
+        wanted = names.split(",")
+        unknown = [name for name in wanted if name not in by_name]
+        if unknown:
+            raise UsageError(
+                f"-dev {','.join(unknown)}: the cards here are {', '.join(by_name) or 'none'}"
+            )
+        if len(set(wanted)) != len(wanted):
+            raise UsageError(f"-dev {names}: a card is named twice")
+        cards = tuple(by_name[name] for name in wanted)
+    if names is not None or named:
+        options = replace(options, device_names=tuple(card.name for card in cards))
+    return replace(machine, devices=cards), options
+
+
+def _on_off_auto(text: str | None) -> bool | None:
+    values = {None: None, "auto": None, "on": True, "1": True, "off": False, "0": False}
+    if text not in values:
+        raise UsageError(f"-fa {text!r}: on, off or auto")
+    return values[text]
+
+
+def _gpu_layers(text: str | None) -> int | None:
+    """`-ngl` as llama.cpp reads it: a count, `all`, or `auto` (not set)."""
+    if text is None or text == "auto":
+        return None
+    if text == "all":
+        return -2
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        raise UsageError(f"-ngl {text!r}: a number, all or auto")
+    return int(text)
+
+
+def _shares(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.replace("/", ",").split(","))
+    except ValueError:
+        raise UsageError(f"-ts {text!r}: numbers separated by commas, e.g. 3,1") from None
