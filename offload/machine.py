@@ -17,7 +17,7 @@ was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -155,6 +155,19 @@ def _parse_host(table: _Table) -> Host:
     return host
 
 
+def machine_of_document(document: Mapping[str, object]) -> Machine:
+    """The machine a parsed devices.toml (or its like in JSON) describes; raises DeviceError."""
+    top = dict(document)
+    cards = top.pop("card", [])
+    if not isinstance(cards, list):
+        raise DeviceError("cards are written as [[card]], with two brackets")
+    devices = [_parse_card(_Table(card, f"card {i + 1}")) for i, card in enumerate(cards)]
+    host = _parse_host(_Table(top.pop("host", {}), "host"))
+    if top:
+        raise DeviceError(f"unknown table {min(top)!r}; known are [[card]] and [host]")
+    return Machine(devices=check_devices(devices), host=host)
+
+
 def parse_machine(text: str, path: str = "devices.toml") -> Machine:
     """The machine a devices.toml describes; raises DeviceError naming file, table and key."""
     import tomllib  # only users of the file pay for the parser
@@ -166,72 +179,68 @@ def parse_machine(text: str, path: str = "devices.toml") -> Machine:
             document: Mapping[str, object] = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError: also a number too long
             raise DeviceError(f"not TOML: {error}") from None
-        top = dict(document)
-        cards = top.pop("card", [])
-        if not isinstance(cards, list):
-            raise DeviceError("cards are written as [[card]], with two brackets")
-        devices = [_parse_card(_Table(card, f"card {i + 1}")) for i, card in enumerate(cards)]
-        host = _parse_host(_Table(top.pop("host", {}), "host"))
-        if top:
-            raise DeviceError(f"unknown table {min(top)!r}; known are [[card]] and [host]")
-        return Machine(devices=check_devices(devices), host=host)
+        return machine_of_document(document)
     except DeviceError as error:
         raise DeviceError(f"{path}: {error}") from None
 
 
-def _quoted(text: str) -> str:
-    """A TOML basic string; control characters, which no card's name needs, become spaces."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    return '"' + clean.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _lines(pairs: Sequence[tuple[str, str | None]]) -> list[str]:
-    return [f"{key} = {value}" for key, value in pairs if value is not None]
-
-
 def _size(n_bytes: int | None) -> str | None:
-    return None if n_bytes is None else f'"{format_size(n_bytes)}"'
+    return None if n_bytes is None else format_size(n_bytes)
 
 
 def _rate(bytes_per_s: int | None) -> str | None:
-    return None if bytes_per_s is None else f'"{format_bandwidth(bytes_per_s)}"'
+    return None if bytes_per_s is None else format_bandwidth(bytes_per_s)
 
 
-def _render_card(device: Device) -> list[str]:
-    display = device.drives_display
-    return [
-        "[[card]]",
-        *_lines(
-            (
-                ("name", _quoted(device.name)),
-                ("description", _quoted(device.description) if device.description else None),
-                ("endpoint", _quoted(device.endpoint) if device.endpoint else None),
-                ("serves", _quoted(device.backend.serves) if device.backend.serves else None),
-                ("memory", _size(device.memory_free_bytes)),
-                ("memory_total", _size(device.memory_total_bytes)),
-                ("bandwidth", _rate(device.bandwidth_bytes_per_s)),
-                ("link", _rate(device.link_bytes_per_s)),
-                ("margin", _size(device.margin_bytes)),
-                ("display", None if display is None else str(display).lower()),
+def _known(table: dict[str, str | int | bool | None]) -> dict[str, str | int | bool]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def machine_to_document(machine: Machine) -> dict[str, Any]:
+    """What `machine_of_document` reads the same machine from; keys as in devices.toml."""
+    host = machine.host
+    return {
+        "card": [
+            _known(
+                {
+                    "name": card.name,
+                    "description": card.description or None,
+                    "endpoint": card.endpoint,
+                    "serves": card.backend.serves or None,
+                    "memory": _size(card.memory_free_bytes),
+                    "memory_total": _size(card.memory_total_bytes),
+                    "bandwidth": _rate(card.bandwidth_bytes_per_s),
+                    "link": _rate(card.link_bytes_per_s),
+                    "margin": _size(card.margin_bytes),
+                    "display": card.drives_display,
+                }
             )
+            for card in machine.devices
+        ],
+        "host": _known(
+            {
+                "memory": _size(host.memory_available_bytes),
+                "memory_total": _size(host.memory_total_bytes),
+                "bandwidth": _rate(host.bandwidth_bytes_per_s),
+                "cores": host.n_cores_physical,
+            }
         ),
-        "",
-    ]
+    }
+
+
+def _toml(value: str | int | bool) -> str:
+    """A TOML basic string or number; control characters, which no card needs, become spaces."""
+    if not isinstance(value, str):
+        return str(value).lower()
+    clean = "".join(c if c.isprintable() else " " for c in value)
+    return '"' + clean.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def render_machine(machine: Machine) -> str:
     """The devices.toml of a machine; `parse_machine` reads the same machine back."""
-    lines = [line for device in machine.devices for line in _render_card(device)]
-    host = machine.host
-    lines += [
-        "[host]",
-        *_lines(
-            (
-                ("memory", _size(host.memory_available_bytes)),
-                ("memory_total", _size(host.memory_total_bytes)),
-                ("bandwidth", _rate(host.bandwidth_bytes_per_s)),
-                ("cores", None if host.n_cores_physical is None else str(host.n_cores_physical)),
-            )
-        ),
-    ]
+    document = machine_to_document(machine)
+    lines: list[str] = []
+    for card in document["card"]:
+        lines += ["[[card]]", *(f"{key} = {_toml(value)}" for key, value in card.items()), ""]
+    lines += ["[host]", *(f"{key} = {_toml(value)}" for key, value in document["host"].items())]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ says what it found. It is pure: the same values in give the same plan out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from offload.advice import Advice, advise
@@ -33,11 +33,14 @@ class Plan:
 
     `rules` are ours only; the user's own (`options`) stand before them on the
     command line. `short_bytes` is keyed by device index, HOST for the host.
+    `offered_devices` are the cards there were to choose from; `-sm none` and `-ngl 0`
+    leave some of them out of `devices`.
     """
 
     model: Model
     options: PlanOptions
     context: ContextOptions
+    offered_devices: tuple[Device, ...]
     devices: tuple[Device, ...]
     margins_bytes: tuple[int, ...]
     host_free_bytes: int | None
@@ -98,6 +101,7 @@ def make_plan(
         model=model,
         options=options,
         context=problem.context,
+        offered_devices=tuple(devices),
         devices=cards,
         margins_bytes=margins,
         host_free_bytes=host_free_bytes,
@@ -108,6 +112,20 @@ def make_plan(
         short_bytes=priced.short_bytes,
         advice=advise(problem, priced, options.strategy),
     )
+
+
+def with_memory(plan: Plan, memory: Breakdown, source: str) -> Plan:
+    """The same places with other numbers, such as llama.cpp's own (`source` `dry-run`)."""
+    rooms = (d.memory_free_bytes - m for d, m in zip(plan.devices, plan.margins_bytes, strict=True))
+    used = (*(m.total_bytes for m in memory.devices), memory.host.total_bytes)
+    room = (*rooms, plan.host_free_bytes)
+    keys = (*range(len(plan.devices)), HOST)
+    short = {
+        key: n_bytes - limit
+        for key, n_bytes, limit in zip(keys, used, room, strict=True)
+        if limit is not None and n_bytes > limit
+    }
+    return replace(plan, memory=memory, compute_source=source, short_bytes=short)
 
 
 def _problem(

@@ -1,15 +1,48 @@
-"""A saved plan read back: the file `offload plan -o json` wrote, as a `Launch`."""
+"""[edge] A saved plan read back: the file `offload plan -o json` wrote.
+
+As a `Launch` (how to load), as a `Request` (what was asked for, to plan again), or as
+the `Plan` itself, priced again by this program with nothing left to choose.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from offload.emit import Launch
 from offload.errors import UsageError
+from offload.memory import Breakdown
+from offload.model import make_model
+from offload.options import PlanOptions, Strategy, parse_kv_type
+from offload.plan import Plan, make_plan, with_memory
+from offload.render.request_json import Request, request_of_json
+from offload.source import read_header
 
 _PLAN_MAX_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """The three things a saved plan holds."""
+
+    launch: Launch
+    request: Request
+    compute_bytes: tuple[int, ...] | None
+    """What llama.cpp itself said, device by device and the host last; None for estimates."""
+
+
+def is_saved_plan(path: str) -> bool:
+    """False for what starts like a GGUF or cannot be opened; its reader says the rest."""
+    if path == "-" or path.endswith(".json"):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(1).lstrip() in (b"{", b"")
+    except OSError:
+        return False
 
 
 def read_launch(path: str) -> Launch:
@@ -17,6 +50,76 @@ def read_launch(path: str) -> Launch:
 
     Raises UsageError when the file cannot be read or is not a plan of schema version 1.
     """
+    return Launch.from_json(_read(path).get("launch"))
+
+
+def read_saved(path: str) -> SavedPlan:
+    """Read all of a saved plan; UsageError as for `read_launch`."""
+    data = _read(path)
+    return SavedPlan(
+        launch=Launch.from_json(data.get("launch")),
+        request=request_of_json(data.get("request")),
+        compute_bytes=_compute_bytes(data) if data.get("compute_source") == "dry-run" else None,
+    )
+
+
+def read_plan(path: str) -> Plan:
+    """The saved plan at `path` with the model's header read anew: same places, same bytes.
+
+    Raises UsageError as `read_launch` does, GGUFError where the model is gone or broken.
+    """
+    saved = read_saved(path)
+    model = make_model(read_header(saved.launch.model_path))
+    plan = make_plan(
+        model,
+        saved.request.devices,
+        as_launched(saved.request.options, saved.launch),
+        host_free_bytes=saved.request.host_free_bytes,
+    )
+    compute = saved.compute_bytes
+    if compute is None:
+        return plan
+    if len(compute) != len(plan.devices) + 1:
+        raise UsageError(f"{path}: compute bytes of another number of cards; plan again")
+    devices = tuple(
+        replace(memory, compute_bytes=n)
+        for memory, n in zip(plan.memory.devices, compute, strict=False)
+    )
+    host = replace(plan.memory.host, compute_bytes=compute[-1])
+    return with_memory(plan, Breakdown(devices=devices, host=host), "dry-run")
+
+
+def as_launched(options: PlanOptions, launch: Launch) -> PlanOptions:
+    """Options that leave nothing to choose: every place is the launch's."""
+    return replace(
+        options,
+        n_ctx=launch.n_ctx,
+        n_batch=launch.n_batch,
+        n_ubatch=launch.n_ubatch,
+        n_parallel=launch.n_parallel,
+        kv_unified=launch.kv_unified,
+        type_k=parse_kv_type(launch.type_k, "-ctk"),
+        type_v=parse_kv_type(launch.type_v, "-ctv"),
+        flash_attn=launch.flash_attn,
+        swa_full=launch.swa_full,
+        offload_kqv=launch.offload_kqv,
+        op_offload=launch.op_offload,
+        no_host=launch.no_host,
+        n_gpu_layers=launch.n_gpu_layers,
+        tensor_split=launch.tensor_split or None,
+        split_mode=launch.split_mode,
+        main_gpu=launch.main_gpu,
+        override_rules=launch.rules,
+        n_cpu_moe=launch.n_cpu_moe,
+        cpu_moe=launch.cpu_moe,
+        load_mode=launch.load_mode,
+        device_names=launch.devices,
+        rpc=launch.rpc,
+        strategy=Strategy.NONE,
+    )
+
+
+def _read(path: str) -> Mapping[str, Any]:
     try:
         if path == "-":
             text = sys.stdin.read(_PLAN_MAX_BYTES)
@@ -32,4 +135,13 @@ def read_launch(path: str) -> Launch:
         raise UsageError(f"{path}: not JSON; write it with offload plan MODEL -o json") from None
     if not isinstance(data, dict) or data.get("schema_version") != 1:
         raise UsageError(f"{path}: not a plan of schema version 1; write it again")
-    return Launch.from_json(data.get("launch"))
+    return data
+
+
+def _compute_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
+    devices, host = data.get("devices"), data.get("host")
+    tables = [*devices, host] if isinstance(devices, list) else [host]
+    numbers = [table.get("compute_bytes") for table in tables if isinstance(table, Mapping)]
+    if len(numbers) != len(tables) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+        raise UsageError("the plan has devices or a host without compute_bytes; plan again")
+    return tuple(n for n in numbers if n is not None)

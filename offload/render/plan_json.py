@@ -1,7 +1,7 @@
 """A plan as the JSON object that scripts rely on (schema version 1).
 
 Keys are only ever added; changing one raises `SCHEMA_VERSION` and is told in
-the changelog. `launch` is what `offload emit` reads back.
+the changelog. `launch` is what `offload emit` reads back, `request` what plans again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from offload.emit import emit_server_args, make_launch
 from offload.memory import MemoryBytes
 from offload.model import Model
 from offload.plan import Plan
+from offload.render.request_json import request_of_plan, request_to_json
 from offload.split import HOST
 
 SCHEMA_VERSION: Final = 1
@@ -95,4 +96,5 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "argv": list(emit_server_args(launch)),
         "warnings": [{"code": a.code, "text": a.text} for a in plan.advice],
         "launch": launch.to_json(),
+        "request": request_to_json(request_of_plan(plan)),
     }

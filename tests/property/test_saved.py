@@ -1,0 +1,155 @@
+"""A saved plan says everything: what was asked for, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.device import Device, check_devices, device_by_name
+from offload.errors import UsageError
+from offload.ggml import TYPES_BY_NAME
+from offload.model import make_model
+from offload.options import PlanOptions, Strategy
+from offload.plan import Plan, make_plan
+from offload.render import plan_to_json
+from offload.render.request_json import Request, request_of_json, request_to_json
+from offload.rules import Rule
+from offload.saved import read_plan, read_saved
+from offload.source import read_header
+from offload.units import GIB
+from tuner.synth import write_shape
+
+TYPES = st.sampled_from([TYPES_BY_NAME[name] for name in ("F16", "Q8_0", "BF16", "F32")])
+NAMES = st.lists(
+    st.sampled_from(("CUDA0", "CUDA1", "CUDA3", "ROCm0", "Vulkan0", "RPC0")),
+    max_size=4,
+    unique=True,
+)
+OPTIONS = st.builds(
+    PlanOptions,
+    n_ctx=st.sampled_from((None, 512, 4096, 65536)),
+    n_ubatch=st.sampled_from((64, 512, 2048)),
+    n_parallel=st.sampled_from((None, 1, 3)),
+    kv_unified=st.sampled_from((None, True, False)),
+    type_k=TYPES,
+    flash_attn=st.sampled_from((None, True)),
+    op_offload=st.booleans(),
+    n_gpu_layers=st.sampled_from((None, -1, 3, 99)),
+    tensor_split=st.sampled_from((None, (1.0, 2.5), (3.0,))),
+    override_rules=st.sampled_from(((), (Rule(pattern=r"blk\.1\.ffn_.*exps", buffer_type="CPU"),))),
+    n_cpu_moe=st.sampled_from((None, 2)),
+    load_mode=st.sampled_from((None, "mmap")),
+    margin_bytes=st.sampled_from(((GIB,), (0,), (123456789,))),
+    strategy=st.sampled_from(Strategy),
+)
+
+
+def cards(names: list[str], free: int) -> tuple[Device, ...]:
+    """Cards of these names with `free` bytes each."""
+    return check_devices(
+        [
+            device_by_name(name, free + i, endpoint="127.0.0.1:5000" if "RPC" in name else None)
+            for i, name in enumerate(names)
+        ]
+    )
+
+
+@given(
+    names=NAMES,
+    free=st.integers(1, 1 << 45),
+    options=OPTIONS,
+    host=st.one_of(st.none(), st.integers(1, 1 << 45)),
+)
+def test_requests_survive_json(
+    names: list[str], free: int, options: PlanOptions, host: int | None
+) -> None:
+    """What was asked for comes back equal, to the byte."""
+    request = Request(
+        model_path="/a/ß\n.gguf", devices=cards(names, free), options=options, host_free_bytes=host
+    )
+    assert request_of_json(json.loads(json.dumps(request_to_json(request)))) == request
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(where=st.sampled_from(("model_path", "machine", "options", "card", "option")), value=JSON)
+def test_edited_requests_are_read_or_refused(where: str, value: Any) -> None:
+    """Whatever a hand puts into a saved request, it is a Request or one clear error."""
+    data: dict[str, Any] = {"model_path": "m", "machine": {"card": []}, "options": {}}
+    if where == "card":
+        data["machine"]["card"] = [{"name": "CUDA0", "memory": value}]
+    elif where == "option":
+        data["options"] = dict.fromkeys(("n_ctx", "tensor_split", "type_k", "margin_bytes"), value)
+    else:
+        data[where] = value
+    try:
+        assert isinstance(request_of_json(data), Request)
+    except UsageError as error:
+        assert "request" in str(error)
+
+
+def places(plan: Plan) -> object:
+    """Everything about a plan but the way to it."""
+    return plan.placement.split, dict(plan.placement.placed), plan.memory, dict(plan.short_bytes)
+
+
+@pytest.mark.parametrize(
+    ("names", "gib", "options"),
+    [
+        (["CUDA0", "CUDA1"], 20, PlanOptions()),
+        (["CUDA0", "CUDA1"], 80, PlanOptions()),
+        (["CUDA0"], 24, PlanOptions(n_cpu_moe=5, n_ctx=4096)),
+        (["CUDA0", "ROCm0", "RPC0"], 16, PlanOptions(strategy=Strategy.LAST)),
+        (["CUDA0", "CUDA1"], 24, PlanOptions(split_mode="none", main_gpu=1, n_ctx=8192)),
+        (["CUDA0", "CUDA1"], 24, PlanOptions(tensor_split=(3.0, 1.0), n_gpu_layers=20)),
+        (["CUDA0"], 24, PlanOptions(n_gpu_layers=0)),
+        (["CUDA0", "CUDA1"], 2, PlanOptions()),
+        ([], 1, PlanOptions()),
+    ],
+)
+def test_saved_plans_come_back(
+    tmp_path: Path, names: list[str], gib: int, options: PlanOptions
+) -> None:
+    """Places, bytes and what is short are those of the plan that was saved."""
+    model_path = write_shape("gpt-oss-120b", tmp_path / "m.gguf")
+    model = make_model(read_header(model_path))
+    plan = make_plan(model, cards(names, gib * GIB), options, host_free_bytes=90 * GIB)
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(plan_to_json(plan)))
+    assert places(read_plan(str(saved))) == places(plan)
+    request = read_saved(str(saved)).request
+    again = make_plan(
+        model, request.devices, request.options, host_free_bytes=request.host_free_bytes
+    )
+    assert places(again) == places(plan)
+
+
+def test_llama_cpp_s_own_numbers_come_back(tmp_path: Path) -> None:
+    """Compute bytes that a dry run gave are kept, not estimated anew."""
+    model_path = write_shape("gpt-oss-120b", tmp_path / "m.gguf")
+    plan = make_plan(make_model(read_header(model_path)), cards(["CUDA0"], 24 * GIB), PlanOptions())
+    data = plan_to_json(plan)
+    data["compute_source"] = "dry-run"
+    data["devices"][0]["compute_bytes"] = 12 * GIB
+    data["host"]["compute_bytes"] = 7
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(data))
+    back = read_plan(str(saved))
+    assert back.compute_source == "dry-run"
+    assert back.memory.devices[0].compute_bytes == 12 * GIB
+    assert back.memory.host.compute_bytes == 7
+    assert not back.feasible and back.short_bytes[0] == -back.headroom_bytes(0)
+    data["devices"][0]["compute_bytes"] = "much"
+    saved.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="compute_bytes"):
+        read_plan(str(saved))
