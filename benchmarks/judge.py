@@ -22,7 +22,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offload.device import Device, parse_device
@@ -47,6 +47,8 @@ class Cell:
     path: Path
     n_cards: int
     options: PlanOptions
+    offloads_ops: bool = False
+    """The cards take over host operations, as CUDA's do; RPC's own do not."""
 
     def __str__(self) -> str:
         o = self.options
@@ -56,6 +58,8 @@ class Cell:
             f"{self.path.name} cards={self.n_cards} -ngl {o.n_gpu_layers} -ts {shares}"
             f" -c {o.n_ctx} -ub {o.n_ubatch} -np {o.n_parallel} kvu={o.kv_unified} {kv}"
             f" fa={o.flash_attn} swa_full={o.swa_full} rules={len(o.override_rules)}"
+            f"{'' if o.offload_kqv else ' -nkvo'}{'' if o.op_offload else ' --no-op-offload'}"
+            f"{' --no-host' if o.no_host else ''}{' like CUDA' if self.offloads_ops else ''}"
         )
 
 
@@ -77,27 +81,33 @@ def draw_cell(rng: random.Random, path: Path, model: Model) -> Cell:
     """Random but valid options."""
     n_cards = rng.randint(1, 4)
     n_units = model.n_layer + 1
-    n_parallel = rng.choice((None, 1, 2, 4))
+    n_parallel = rng.choice((None, 1, 2, 4, 8))
     flash_attn = rng.choice((None, True, False))
     has_blocks = all(model.hparams.n_embd_head_k(il) % 32 == 0 for il in range(model.n_layer))
-    types = ("f16", "f16", "bf16", "q8_0") if has_blocks else ("f16", "bf16")
+    types = ("f16", "f16", "bf16", "f32", *(("q8_0", "q8_0", "q4_0") if has_blocks else ()))
     type_k = rng.choice(types)
     has_flash_attn = flash_attn is not False and model.has_flash_attn
-    type_v = rng.choice(types) if has_flash_attn else "f16"
+    type_v = rng.choice(types if has_flash_attn else ("f16", "f16", "f32"))
     if model.hparams.is_mla or model.arch == "deepseek4":
         type_k = type_v  # llama.cpp refuses two types there
+    n_ubatch = rng.choice((32, 64, 128, 512, 512, 1024, 2048, 4096))
     return Cell(
         path=path,
         n_cards=n_cards,
+        offloads_ops=rng.random() < 0.5,
         options=PlanOptions(
             n_ctx=rng.choice((512, 1000, 4096, 8192, 20000, 32768, 65536)),
-            n_ubatch=rng.choice((32, 128, 512, 512, 1024, 2048)),
+            n_batch=max(2048, n_ubatch),
+            n_ubatch=n_ubatch,
             n_parallel=n_parallel,
             kv_unified=None if n_parallel is None else rng.random() < 0.5,
             type_k=parse_kv_type(type_k, "-ctk"),
             type_v=parse_kv_type(type_v, "-ctv"),
             flash_attn=flash_attn,
             swa_full=rng.random() < 0.1,
+            offload_kqv=rng.random() > 0.15,
+            op_offload=rng.random() > 0.1,
+            no_host=rng.random() < 0.1,
             n_gpu_layers=rng.choice((-1, -1, rng.randint(1, n_units))),
             tensor_split=tuple(float(rng.choice((1, 1, 2, 3, 0.7))) for _ in range(n_cards)),
             override_rules=draw_rules(rng, model),
@@ -112,6 +122,8 @@ def plan_cell(cell: Cell, model: Model, endpoints: Sequence[str]) -> Plan:
         parse_device(f"RPC{i}[{endpoint}]:4096GiB")
         for i, endpoint in enumerate(endpoints[: cell.n_cards])
     ]
+    if cell.offloads_ops:
+        cards = [replace(card, backend=replace(card.backend, offloads_ops=True)) for card in cards]
     return make_plan(model, cards, cell.options)
 
 

@@ -30,6 +30,10 @@ def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
     n_out = layer.head_v * layer.n_head
     sinks = (b.weight("attn_sinks"),) if b.has("attn_sinks") else ()
     if b.inputs.flash_attn:
+        keys, values = (
+            b.in_f16(keys, b.inputs.options.type_k),
+            b.in_f16(values, b.inputs.options.type_v),
+        )
         out = b.attend(n_out, q, keys, values, inputs.mask, *sinks)
     else:
         kq = b.fresh(inputs.n_kv * layer.n_head, view(keys), view(q))
@@ -50,7 +54,7 @@ def store_kv(
             return k, b.fresh_bytes(v.n_bytes, view(v))
         return b.fresh_bytes(k.n_bytes // 2, view(k)), b.fresh_bytes(v.n_bytes // 2, view(v))
     k_bytes, v_bytes = _cache_bytes(b)
-    k_cache, v_cache = Outside(k_bytes, b.owner), Outside(v_bytes, b.owner)
+    k_cache, v_cache = Outside(k_bytes, b.cache_home), Outside(v_bytes, b.cache_home)
     if k is not None and v is not None:
         b.store(k_cache, view(k), inputs.k_idxs)
         v_width = b.hp.n_embd_v_gqa_max
@@ -171,7 +175,7 @@ def latent_attention(b: Builder, x: Source, *, has_rope: bool = True) -> Node:
     k_pe = b.rope(k_pe) if has_rope else k_pe
     k = b.fresh(n_key, view(latent), k_pe)
     inputs = cache_inputs(b)
-    cache = Outside(b.layer.caches[0].tensor_bytes(b.inputs.options)[0], b.owner)
+    cache = Outside(b.layer.caches[0].tensor_bytes(b.inputs.options)[0], b.cache_home)
     b.store(cache, k, inputs.k_idxs)
 
     def mask() -> Source:
@@ -194,7 +198,9 @@ def _attend_latent(
     n_out = b.layer.n_head * n_latent
     n_v = b.layer.n_head * b.shape("attn_v_b")[1]
     if b.inputs.flash_attn:
-        out = b.attend(n_out, q, cache, cache, make_mask())
+        type_k = b.inputs.options.type_k
+        k, v = b.in_f16(cache, type_k), b.in_f16(cache, type_k)
+        out = b.attend(n_out, q, k, v, make_mask())
         out = b.fresh(n_v, b.weight("attn_v_b"), view(out))
     else:
         v = b.fresh_bytes(cache.n_bytes * n_latent // b.shape("attn_kv_a_mqa")[1], view(cache))
@@ -210,7 +216,7 @@ def _store_indexer_keys(b: Builder, x: Source, inputs: CacheInputs) -> None:
     k = b.rope(view(k))
     if inputs.k_rot is not None:
         k = b.fresh(b.width(k), inputs.k_rot, k)
-    b.store(Outside(inputs.n_kv * b.width(k) * 2, b.owner), view(k), inputs.k_idxs)
+    b.store(Outside(inputs.n_kv * b.width(k) * 2, b.cache_home), view(k), inputs.k_idxs)
 
 
 def sparse_leaf_bytes(hp: HParams, inputs: Inputs) -> int:
@@ -235,7 +241,7 @@ def _sparse_mask(b: Builder, x: Source, q_compressed: Source | None, inputs: Cac
         if indexer.k_rot is not None:
             q = b.fresh(b.width(q), indexer.k_rot, q)
         weights = b.rowwise(view(b.linear("indexer.proj", x)))
-        keys = Outside(indexer.n_kv * b.hp.indexer_head_size * 2, b.owner)
+        keys = Outside(indexer.n_kv * b.hp.indexer_head_size * 2, b.cache_home)
         scores = b.fresh(indexer.n_kv, view(q), view(keys), weights, indexer.mask)
         top = b.fresh(n_top, b.fresh(n_top, scores))
         b.inputs.shared.append(top)

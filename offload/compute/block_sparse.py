@@ -35,7 +35,7 @@ def block_sparse_attention(b: Builder, x: Source) -> Node:
     inputs, index = b.inputs.caches["full"], b.inputs.caches["indexer"]
     keys: Source = b.norm(view(b.linear("indexer.k_proj", x)), "indexer.k_norm")
     keys = b.rope(keys)
-    index_cache = Outside(b.layer.caches[1].tensor_bytes(b.inputs.options)[0], b.owner)
+    index_cache = Outside(b.layer.caches[1].tensor_bytes(b.inputs.options)[0], b.cache_home)
     b.store(index_cache, view(keys), index.k_idxs)
     q = hadamard(b, rotated(b, b.linear("attn_q", x), "attn_q_norm", _STYLE), inputs.k_rot)
     k = hadamard(b, rotated(b, b.linear("attn_k", x), "attn_k_norm", _STYLE), inputs.k_rot)

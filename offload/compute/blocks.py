@@ -19,7 +19,8 @@ from offload.hparams import HParams
 class Builder:
     """Adds one layer's operations to `graph`; `rows` is the number of tokens just now.
 
-    `owner` is the backend of the layer, `homes` those of the weights that are elsewhere.
+    `owner` is the backend of the layer, `homes` those of the weights that are elsewhere,
+    `cache_home` that of its caches, which `--no-kv-offload` keeps on the host.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Builder:
         self.hp = hp
         self.layer = layer
         self.owner = owner
+        self.cache_home = owner if inputs.options.offload_kqv else graph.host
         self.rows = inputs.n_tokens
         self._homes = homes
         self._weights: dict[str, Outside] = {}
@@ -86,6 +88,12 @@ class Builder:
     def rope(self, x: Source) -> Node:
         """`ggml_rope_ext`."""
         return self.graph.add(Op.ROPE, x.n_bytes, x, self.inputs.positions, rows=self.rows)
+
+    def in_f16(self, cache: Source, type_: GGMLType) -> Source:
+        """Keys or values for flash attention, which llama.cpp casts from F32 but no other type."""
+        if type_.name != "F32" or not isinstance(cache, Outside):
+            return cache
+        return self.fresh_bytes(cache.n_bytes // 2, view(cache))
 
     def attend(
         self, width: int, q: Source, k: Source, v: Source, mask: Source, *sinks: Outside

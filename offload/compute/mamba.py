@@ -76,7 +76,7 @@ def _scan(b: Builder, x: Source, step: Source, *inputs: Source) -> Node:
     """`ggml_ssm_scan` on the states in the cache: outputs and new states in one tensor."""
     hp, n_seqs = b.hp, b.inputs.n_seqs
     n_state = hp.n_embd_s * n_seqs * F32
-    cache = Outside(n_state, b.owner)
+    cache = Outside(n_state, b.cache_home)
     b.store(cache)
     main, _ = b.inputs.state_copy
     n_bytes = hp.ssm_d_inner * b.rows * F32 + n_state

@@ -19,7 +19,7 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
     """
     n_seqs = b.inputs.n_seqs
     n_bytes = n_per_seq * n_seqs * F32
-    cache = view(Outside(n_bytes, b.owner))
+    cache = view(Outside(n_bytes, b.cache_home))
     main, extra = b.inputs.state_copy
     add = b.graph.add
     add(Op.STORE, 0, cache, rows=n_seqs)
@@ -36,7 +36,7 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
 
 def store_state(b: Builder, state: Source, n_per_seq: int) -> None:
     """Copy the new state back into the cache."""
-    b.store(Outside(n_per_seq * b.inputs.n_seqs * F32, b.owner), view(state))
+    b.store(Outside(n_per_seq * b.inputs.n_seqs * F32, b.cache_home), view(state))
 
 
 def slide(b: Builder, state: Source, x: Source, width: int, d_conv: int) -> Node:
