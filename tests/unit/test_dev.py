@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -202,6 +203,28 @@ def test_pip_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         environment.install("thing", *args)
     environment.install("thing", "b", state="changed")
     assert len(asked) == 3
+
+
+def test_an_installed_clone_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set-up leaves bytecode of what the sources say, even where Python writes none."""
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(environment, "install", lambda *_args, **_kwargs: None)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    (tmp_path / "pyproject.toml").touch()
+    sources = [tmp_path / "offload" / "cli" / "app.py", tmp_path / "tuner" / "fit.py"]
+    for source in sources:
+        source.parent.mkdir(parents=True)
+    for text in ("x = 1", "x = 'longer'"):
+        for source in sources:
+            source.write_text(text)
+            os.utime(source, (len(text), len(text)))
+        environment.install_project("")
+        for source in sources:
+            compiled = Path(importlib.util.cache_from_source(source)).read_bytes()
+            # a header of 16 bytes ends with the size of the source it was made from
+            assert int.from_bytes(compiled[12:16], "little") == len(text)
 
 
 @pytest.mark.parametrize("command", ["demo", "lint", "setup"])
