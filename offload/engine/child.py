@@ -1,7 +1,8 @@
 """What does a child process do: one job, llama.cpp in process, and then nothing more.
 
-`python -m offload.engine.child JOB --lifeline FD` reads a JSON request from
-standard input and writes a JSON reply to standard output. llama.cpp's log, and
+`python -m offload.engine.child JOB --lifeline FD` reads a JSON request, one line of
+standard input, and writes its reply to standard output, one line too (a session reads
+and writes more of them: offload/engine/answering.py). llama.cpp's log, and
 whatever it prints on its way down, is standard error. When the lifeline is
 lost (the parent is gone) the process ends at once.
 """
@@ -40,6 +41,7 @@ def _card(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
 
 def _dry_run(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
     """Load without weights; cards without an endpoint are served by this very process."""
+    from offload.engine.answering import report_loaded
     from offload.engine.cards import add_card, start_card
     from offload.engine.hooks import play_memory, play_op_offload
     from offload.engine.library import Library
@@ -60,27 +62,15 @@ def _dry_run(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
             for device in devices:
                 play_op_offload(library, device)
         loaded = Loaded(library, _options(request), devices, no_alloc=True)
-        reply(_report(library, loaded, devices))
+        reply(report_loaded(library, loaded, devices))
 
 
-def _generate(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
-    """Load for real and decode greedily."""
-    import time
-
-    from offload.engine.cards import add_card
-    from offload.engine.decoding import decode_greedily
+def _session(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
+    """Load for real, then answer prompts until the parent has no more."""
+    from offload.engine.answering import answer_session
     from offload.engine.library import Library
-    from offload.engine.loading import Loaded
 
-    library = Library()
-    devices = [d for endpoint in request["endpoints"] for d in add_card(library, endpoint)]
-    start_s = time.perf_counter()
-    loaded = Loaded(library, _options(request), devices, no_alloc=False)
-    load_s = time.perf_counter() - start_s
-    run = decode_greedily(
-        library, loaded, request["prompt"], request["n_predict"], request["n_batch_max"]
-    )
-    reply({**_report(library, loaded, devices), **run, "load_s": load_s})
+    answer_session(Library(), request, _options(request), sys.stdin.buffer, reply)
 
 
 def _options(request: Mapping[str, Any]) -> LoadOptions:
@@ -90,24 +80,7 @@ def _options(request: Mapping[str, Any]) -> LoadOptions:
     return LoadOptions(**fields)
 
 
-def _report(library: Any, loaded: Any, devices: list[int]) -> dict[str, Any]:
-    from offload.engine.breakdown import read_breakdown, read_tensors
-
-    ggml = library.ggml
-    return {
-        "devices": [
-            {
-                "name": library.device_name(device),
-                "buffer_type": library.buffer_type_name(ggml.ggml_backend_dev_buffer_type(device)),
-            }
-            for device in devices
-        ],
-        "buffers": read_breakdown(library, loaded.context, devices),
-        "tensors": read_tensors(library, loaded.model),
-    }
-
-
-_JOBS = {"card": _card, "dry-run": _dry_run, "generate": _generate}
+_JOBS = {"card": _card, "dry-run": _dry_run, "session": _session}
 
 
 def main(argv: list[str]) -> None:
@@ -124,7 +97,7 @@ def main(argv: list[str]) -> None:
             text = text[os.write(answer_fd, text) :]
 
     try:
-        job(json.loads(sys.stdin.buffer.read()), reply)
+        job(json.loads(sys.stdin.buffer.readline()), reply)
     except OffloadError as error:
         reply({"error": str(error), "is_usage": isinstance(error, UsageError)})
         os._exit(EXIT_REFUSED)

@@ -41,6 +41,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "ggml_backend_dev_memory": (None, (_P, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE))),
     "ggml_backend_dev_name": (_S, (_P,)),
     "ggml_backend_dev_offload_op": (ctypes.c_bool, (_P, _P)),
+    "ggml_backend_dev_type": (ctypes.c_int, (_P,)),
     "ggml_backend_load_all": (None, ()),
     "ggml_backend_reg_by_name": (_P, (_S,)),
     "ggml_backend_reg_dev_count": (_SIZE, (_P,)),

@@ -8,7 +8,8 @@ Fills `llama_model_params` and `llama_context_params` as
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from offload.engine.library import Library
@@ -27,14 +28,21 @@ class Loaded:
     """A model and its context; everything C code points to lives as long as this does."""
 
     def __init__(
-        self, library: Library, options: LoadOptions, devices: Sequence[int], *, no_alloc: bool
+        self,
+        library: Library,
+        options: LoadOptions,
+        devices: Sequence[int],
+        *,
+        no_alloc: bool,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
         self._kept_alive: list[Any] = []
         api = library.api
-        path = options.path.encode()
-        model = api.llama_model_load_from_file(
-            path, self._model_params(library, options, devices, no_alloc=no_alloc)
-        )
+        path = os.fsencode(options.path)
+        params = self._model_params(library, options, devices, no_alloc=no_alloc)
+        if on_progress is not None:
+            params.progress_callback = self._progress_callback(api, on_progress)
+        model = api.llama_model_load_from_file(path, params)
         if not model:
             raise LlamaCppError("llama.cpp could not load the model")
         self.model: int = int(model)
@@ -71,6 +79,13 @@ class Loaded:
             ]
             params.tensor_buft_overrides = self._keep((_Override * (len(rows) + 1))(*rows))
         return params
+
+    def _progress_callback(self, api: Any, on_progress: Callable[[float], None]) -> Any:
+        def told(fraction: float, _user_data: int) -> bool:
+            on_progress(fraction)
+            return True
+
+        return self._keep(api.llama_progress_callback(told), keep_type=True)
 
     def _keep(self, array: Any, *, keep_type: bool = False) -> Any:
         self._kept_alive.append(array)

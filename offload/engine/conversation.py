@@ -1,0 +1,118 @@
+"""How do we and a child of ours talk in JSON lines, and what if it falls silent or dies?
+
+The far side is offload/engine/child.py. Its log goes to a nameless file: a pipe that
+nobody empties would fill, and a disk that is full only cuts the log short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+from offload.engine.log import last_words, telling_line
+from offload.engine.process import Finished, failure
+from offload.engine.remedy import remedy
+from offload.errors import LlamaCppError, UsageError
+
+_CHUNK_BYTES: Final = 1 << 16
+_REAP_TIMEOUT_S: Final = 5.0
+
+
+def nameless_log() -> IO[bytes]:
+    """A file for a child's log that is gone with us."""
+    return tempfile.TemporaryFile()
+
+
+class Conversation:
+    """Messages to and from one child; it is somebody else's to start and to end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], what: str) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._log = process, log
+        self._to_child, self._from_child = process.stdin, process.stdout.fileno()
+        self._unread = b""
+        self.what = what
+        """What the child is doing, for the errors: `loading`, `generating`."""
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send one message; a child that is gone is noticed when its answer is awaited."""
+        try:
+            self._to_child.write(json.dumps(message).encode() + b"\n")
+            self._to_child.flush()
+        except (BrokenPipeError, ValueError):
+            pass
+
+    def hear(self, timeout_s: float) -> dict[str, Any]:
+        """The child's next message.
+
+        Raises what the child refused, LlamaCppError with llama.cpp's last words when it
+        died, and LlamaCppError when it was silent for `timeout_s`.
+        """
+        message = self.hear_within(timeout_s)
+        if message is None:
+            raise LlamaCppError(
+                f"llama.cpp ({self.what}) said nothing for {timeout_s:.0f} s;"
+                " a card or its link may hang, give a larger timeout_s if it is only slow",
+                last_lines=last_words(self.log_lines()),
+            )
+        if "error" in message:
+            raise self._refusal(message)
+        return message
+
+    def hear_within(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message, or None after `timeout_s`; a refusal is a message like others."""
+        poll = select.poll()
+        poll.register(self._from_child, select.POLLIN)
+        deadline_s = time.monotonic() + timeout_s
+        while b"\n" not in self._unread:
+            if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+                return None
+            chunk = os.read(self._from_child, _CHUNK_BYTES)
+            if not chunk:
+                raise self._death()
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def log_lines(self) -> tuple[str, ...]:
+        """Everything llama.cpp has said so far."""
+        size = os.fstat(self._log.fileno()).st_size
+        return tuple(os.pread(self._log.fileno(), size, 0).decode(errors="replace").splitlines())
+
+    def _death(self) -> LlamaCppError:
+        # its output closes a moment before it can be reaped
+        try:
+            exit_code = self._process.wait(_REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            exit_code = 0
+        lines = self.log_lines()
+        ended = Finished(argv=("llama.cpp",), exit_code=exit_code, stdout=b"", log=lines)
+        return with_remedy(failure(ended, f"llama.cpp ({self.what})"))
+
+    def _refusal(self, message: Mapping[str, Any]) -> LlamaCppError | UsageError:
+        if message["is_usage"]:
+            return UsageError(message["error"])
+        lines = self.log_lines()
+        words = telling_line(lines)
+        text = f"{message['error']}: {words}" if words else message["error"]
+        return with_remedy(LlamaCppError(text, last_lines=last_words(lines)))
+
+
+def with_remedy(error: LlamaCppError) -> LlamaCppError:
+    """The same error, with what to try at its end."""
+    advice = remedy(error.exit_code, (str(error), *error.last_lines))
+    if not advice:
+        return error
+    return LlamaCppError(
+        f"{error}; {advice}",
+        argv=error.argv,
+        exit_code=error.exit_code,
+        last_lines=error.last_lines,
+    )
