@@ -23,7 +23,7 @@ from pathlib import Path
 from offload.device import Device, devices_from_flags, parse_device
 from offload.emit import emit_server_args, make_launch, quote_argv
 from offload.engine.generate import generate
-from offload.engine.verify import Verification, check_report, load_options, verify_plan
+from offload.engine.verify import check_report, load_options, verify_plan
 from offload.engine.virtual_cards import virtual_cards
 from offload.errors import OffloadError
 from offload.memory import MemoryBytes
@@ -34,6 +34,7 @@ from offload.render import render_plan
 from offload.render.text import render_columns
 from offload.source import read_header
 from offload.units import GIB, MIB
+from offload.verification import Verification
 from tuner.synth import write_random, write_shape
 
 N_CTX = 8192

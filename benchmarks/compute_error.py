@@ -7,10 +7,10 @@ asked of llama.cpp on virtual cards that take over host operations as CUDA cards
 
     python -m benchmarks.compute_error --cells 300 --seed 1
     python -m benchmarks.compute_error --rpc           # cards that do not
-    python -m benchmarks.compute_error --build b11434 --library-folder FOLDER
+    python -m benchmarks.compute_error --build 11434 --library-folder FOLDER
 
-The planner takes the most that any build it knows reserves; `--build` lays the estimate for
-one build beside that build's own libllama.
+`--build` is whose rules the estimate follows, best those of the libllama that is asked; without
+it the estimate is what a plan gets whose user did not say which build will run it.
 
 Prints every device outside the band of benchmarks.judge, then a table of the errors by
 placement and by model.
@@ -28,9 +28,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.judge import Cell, compute_error, draw_cell
-from offload.compute import Build, estimate_compute
+from offload.compute import estimate_compute
 from offload.device import parse_device
-from offload.engine.verify import DeviceCheck, verify_plan
+from offload.engine.verify import verify_plan
 from offload.errors import LlamaCppError
 from offload.model import Model, make_model
 from offload.options import Strategy
@@ -38,6 +38,7 @@ from offload.plan import Plan, make_plan
 from offload.render.text import render_columns
 from offload.source import read_header
 from offload.units import GIB, MIB
+from offload.verification import DeviceCheck
 from tuner.shapes import SHAPES
 from tuner.synth import write_shape
 
@@ -114,18 +115,17 @@ def plan_cell(rng: random.Random, cell: Cell, model: Model, kind: str, device: s
     return make_plan(model, cards, cell.options, host_free_bytes=2048 * GIB)
 
 
-def estimates(plan: Plan, builds: tuple[Build, ...]) -> tuple[int, ...]:
-    """Compute bytes of every device and the host, for `builds` only."""
+def estimates(plan: Plan, build: int | None) -> tuple[int, ...]:
+    """Compute bytes of every device and the host, by the rules of `build`."""
     found = estimate_compute(
         plan.model,
-        plan.context,
+        replace(plan.context, llama_build=build),
         plan.split,
         plan.placement.host_tensors,
         tuple(device.backend for device in plan.devices),
         op_offload=plan.options.op_offload,
         n_outputs=plan.context.n_parallel,
         has_overrides=plan.placement.has_rules,
-        builds=builds,
     )
     return (*found.devices, found.host)
 
@@ -136,7 +136,7 @@ def check_cells(
     seed: int,
     device: str,
     library_folder: Path | None,
-    builds: tuple[Build, ...],
+    build: int | None,
 ) -> Iterator[tuple[str, str, str, Sequence[DeviceCheck]]]:
     """(model, kind, description, checks) of every cell llama.cpp accepted."""
     rng = random.Random(seed)
@@ -150,7 +150,7 @@ def check_cells(
         except LlamaCppError as error:
             print(f"refused: {cell}: {error}", flush=True)
             continue
-        owners = verification.report.layers
+        owners = verification.layers
         text = f"{cell} kind={kind} ts={plan.split.counts(cell.n_cards)} of {len(owners)}"
         text += f" moved={len(plan.placement.placed)}"
         checks = (*verification.devices, verification.host)
@@ -160,7 +160,7 @@ def check_cells(
             text,
             tuple(
                 replace(check, planned=replace(check.planned, compute_bytes=n_bytes))
-                for check, n_bytes in zip(checks, estimates(plan, builds), strict=True)
+                for check, n_bytes in zip(checks, estimates(plan, build), strict=True)
             ),
         )
 
@@ -173,9 +173,8 @@ def main() -> int:
     parser.add_argument("--rpc", action="store_true", help="cards that take over no operations")
     parser.add_argument("--library-folder", type=Path, help="ask the libllama of this folder")
     parser.add_argument("--model", action="append", help="only these shapes")
-    parser.add_argument("--build", choices=[build.value for build in Build])
+    parser.add_argument("--build", type=int, help="11434 for b11434")
     args = parser.parse_args()
-    builds = (Build(args.build),) if args.build else tuple(Build)
     names = args.model or list(SHAPES)
     by_kind: dict[str, Errors] = defaultdict(Errors)
     by_model: dict[str, Errors] = defaultdict(Errors)
@@ -187,7 +186,7 @@ def main() -> int:
             models.append((path, make_model(read_header(path))))
         device = "RPC" if args.rpc else "CUDA"
         for name, kind, text, checks in check_cells(
-            models, args.cells, args.seed, device, args.library_folder, builds
+            models, args.cells, args.seed, device, args.library_folder, args.build
         ):
             for check in checks:
                 for errors in (by_kind[kind], by_kind["all"], by_model[name]):

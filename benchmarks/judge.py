@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offload.device import Device, parse_device
-from offload.engine.verify import DeviceCheck, Verification, verify_plan
+from offload.engine.verify import verify_plan
 from offload.engine.virtual_cards import virtual_cards
 from offload.errors import LlamaCppError, OffloadError
 from offload.model import Model, make_model
@@ -35,6 +35,7 @@ from offload.plan import Plan, make_plan
 from offload.rules import Rule, make_rules
 from offload.source import read_header
 from offload.units import MIB
+from offload.verification import DeviceCheck, Verification
 
 BELOW = (0.05, 8 * MIB)
 ABOVE = (0.25, 32 * MIB)

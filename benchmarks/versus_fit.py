@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from offload.device import Device, parse_device
-from offload.engine.verify import Verification, verify_plan
+from offload.engine.verify import verify_plan
 from offload.engine.virtual_cards import VirtualCard, virtual_cards
 from offload.errors import OffloadError
 from offload.model import Model, make_model
@@ -37,6 +37,7 @@ from offload.rules import parse_overrides
 from offload.source import read_header
 from offload.split import HOST
 from offload.units import GIB, MIB
+from offload.verification import Verification
 from tuner.synth import write_shape
 
 MACHINES: Final = {

@@ -68,10 +68,13 @@ def read_plan(path: str) -> Plan:
 
     Raises UsageError as `read_launch` does, GGUFError where the model is gone or broken.
     """
-    saved = read_saved(path)
-    model = make_model(read_header(saved.launch.model_path))
+    return plan_of_saved(read_saved(path))
+
+
+def plan_of_saved(saved: SavedPlan) -> Plan:
+    """The plan that was saved, priced again with nothing left to choose."""
     plan = make_plan(
-        model,
+        make_model(read_header(saved.launch.model_path)),
         saved.request.devices,
         as_launched(saved.request.options, saved.launch),
         host_free_bytes=saved.request.host_free_bytes,
@@ -80,7 +83,7 @@ def read_plan(path: str) -> Plan:
     if compute is None:
         return plan
     if len(compute) != len(plan.devices) + 1:
-        raise UsageError(f"{path}: compute bytes of another number of cards; plan again")
+        raise UsageError("the plan has compute bytes of another number of cards; plan again")
     devices = tuple(
         replace(memory, compute_bytes=n)
         for memory, n in zip(plan.memory.devices, compute, strict=False)

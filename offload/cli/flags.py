@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offload.model import Model
     from offload.options import PlanOptions
     from offload.plan import Plan
+    from offload.render.request_json import Request
 
 ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or any part of one.")]
 PlanOrModel = Annotated[
@@ -266,12 +267,17 @@ class PlanFlags(MachineFlags):
             notify(notice.text)
         return made
 
-    def plan_or_saved(self, path: str) -> Plan:
-        """The plan saved at `path`, or one for the model there; UsageError where flags clash."""
-        from offload.saved import is_saved_plan, read_plan
+    def plan_or_saved(self, path: str) -> tuple[Plan, Request]:
+        """The plan saved at `path`, or one for the model there, and what asked for it.
+
+        Raises UsageError where flags contradict a saved plan.
+        """
+        from offload.render.request_json import request_of_plan
+        from offload.saved import is_saved_plan, plan_of_saved, read_saved
 
         if not is_saved_plan(path):
-            return self.plan(path)
+            plan = self.plan(path)
+            return plan, request_of_plan(plan)
         ours = {"llama_server"}
         set_here = [
             item.name.replace("_", "-")
@@ -283,7 +289,8 @@ class PlanFlags(MachineFlags):
                 f"{path} is a saved plan, so --{set_here[0]} has nothing to say;"
                 " give the model instead to plan again"
             )
-        return read_plan(path)
+        saved = read_saved(path)
+        return plan_of_saved(saved), saved.request
 
 
 def read_model(path: str) -> Model:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from offload.cli.app import command, print_answer, print_json
+import typer
+
+from offload.cli.app import command, notify, print_answer, print_json
 from offload.cli.flags import ModelPath, Output, OutputOption, PlanFlags
+
+if TYPE_CHECKING:
+    from offload.plan import Plan
 
 
 @command()
-def plan(model: ModelPath, flags: PlanFlags, output: OutputOption = Output.TABLE) -> int:
+def plan(
+    model: ModelPath,
+    flags: PlanFlags,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Have llama.cpp confirm it, and plan again if not.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> int:
     """Place every tensor so that each card holds its share, and print the command."""
     from offload.emit import emit_server_args, make_launch, quote_argv
     from offload.render import plan_to_json, render_plan
 
     made = flags.plan(model)
+    if verify:
+        made = _confirmed(made, flags)
     known = None
     program = "llama-server"
     if flags.llama_server is not None:
@@ -29,3 +44,24 @@ def plan(model: ModelPath, flags: PlanFlags, output: OutputOption = Output.TABLE
     else:
         print_answer(render_plan(made, argv))
     return 0 if made.feasible else 1
+
+
+def _confirmed(made: Plan, flags: PlanFlags) -> Plan:
+    """The plan with llama.cpp's own numbers; what it changed is told on stderr."""
+    from offload.engine.confirm import confirm_plan
+    from offload.engine.verify import find_judge
+    from offload.errors import LlamaCppError
+    from offload.render.confirmation import changes
+    from offload.render.request_json import request_of_plan
+
+    program = None if flags.llama_server is None else Path(flags.llama_server)
+    confirmation = confirm_plan(made, request_of_plan(made), find_judge(program))
+    for text in changes(confirmation.rounds[0], confirmation.best):
+        notify(f"llama.cpp's own numbers changed the plan: {text}")
+    if not confirmation.best.verification.places_equal:
+        wrong = confirmation.best.verification
+        raise LlamaCppError(
+            f"llama.cpp places {len(wrong.wrong_owners)} layers and {len(wrong.wrong_tensors)}"
+            " tensors otherwise than planned; offload verify shows which"
+        )
+    return confirmation.plan

@@ -9,61 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from offload.emit import make_launch
-from offload.engine.dry_run import dry_run
+from offload.engine.binaries import find_binary, library_folder
+from offload.engine.dry_run import BINARY, IN_PROCESS, dry_run
 from offload.engine.load_options import LoadOptions
 from offload.engine.report import LoadReport
+from offload.errors import LlamaCppError
 from offload.memory import MemoryBytes
 from offload.plan import Plan, user_override_rules
 from offload.split import HOST
+from offload.verification import DeviceCheck, Verification
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceCheck:
-    """One device (or the host): what was planned beside what llama.cpp says."""
-
-    name: str
-    planned: MemoryBytes
-    actual: MemoryBytes
-    free_bytes: int | None
-    """Free memory, the margin included; None where it was not known."""
-
-    margin_bytes: int = 0
-
-    @property
-    def fits(self) -> bool:
-        """True when llama.cpp's own total is within what is free."""
-        return self.free_bytes is None or self.actual.total_bytes <= self.free_bytes
-
-    @property
-    def over_budget_bytes(self) -> int:
-        """Bytes by which llama.cpp's own total eats into the margin; 0 where it does not."""
-        if self.free_bytes is None:
-            return 0
-        return max(self.actual.total_bytes - self.free_bytes + self.margin_bytes, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The comparison; `wrong_owners` are layers and `wrong_tensors` names that differ."""
-
-    devices: tuple[DeviceCheck, ...]
-    host: DeviceCheck
-    wrong_owners: tuple[int, ...]
-    wrong_tensors: tuple[str, ...]
-    report: LoadReport
-
-    @property
-    def places_equal(self) -> bool:
-        """Every layer and every tensor is where the plan put it."""
-        return not self.wrong_owners and not self.wrong_tensors
-
-    @property
-    def fits(self) -> bool:
-        """llama.cpp's own numbers are within what every card and the host have free."""
-        return all(check.fits for check in (*self.devices, self.host))
+_FIT_PARAMS_NOTE: Final = (
+    f"{BINARY} prints whole MiB, leaves repacked weights out of the host's, counts the outputs of"
+    " a whole batch, and cannot show what cards stage of host experts; install llama-cpp-python"
+    " for exact numbers"
+)
 
 
 def load_options(plan: Plan) -> LoadOptions:
@@ -93,19 +58,27 @@ def load_options(plan: Plan) -> LoadOptions:
 
 
 def verify_plan(
-    plan: Plan, *, endpoints: Sequence[str] = (), library_folder: Path | None = None
+    plan: Plan,
+    *,
+    endpoints: Sequence[str] = (),
+    library_folder: Path | None = None,
+    fit_params: Path | None = None,
 ) -> Verification:
     """Ask llama.cpp about `plan` on virtual cards (or the RPC servers at `endpoints`).
 
-    `library_folder` holds the libllama of another build than llama-cpp-python's own.
+    `library_folder` holds the libllama of another build than llama-cpp-python's own;
+    `fit_params` is a llama-fit-params to ask instead, which is less exact.
     Raises LlamaCppError when llama.cpp is not there or fails.
     """
     like_cuda = any(device.backend.offloads_ops for device in plan.devices)
+    by_program = fit_params is not None
     report = dry_run(
         load_options(plan),
         n_cards=0 if endpoints else len(plan.devices),
         endpoints=endpoints,
-        op_offload_like_cuda=like_cuda,
+        op_offload_like_cuda=like_cuda and not by_program,
+        backend=BINARY if by_program else IN_PROCESS,
+        fit_params=fit_params,
         library_folder=library_folder,
     )
     return check_report(plan, report)
@@ -145,9 +118,12 @@ def check_report(plan: Plan, report: LoadReport) -> Verification:
         host=DeviceCheck(
             name="CPU", planned=plan.memory.host, actual=host, free_bytes=plan.host_free_bytes
         ),
+        layers=report.layers,
         wrong_owners=tuple(wrong_owners),
         wrong_tensors=_wrong_tensors(plan, report),
-        report=report,
+        is_exact=report.is_exact,
+        source=IN_PROCESS if report.is_exact else BINARY,
+        notes=() if report.is_exact else (_FIT_PARAMS_NOTE,),
     )
 
 
@@ -168,4 +144,37 @@ def _wrong_tensors(plan: Plan, report: LoadReport) -> tuple[str, ...]:
     actual = {name: buffers.get(buft, HOST) for name, buft in report.overridden.items()}
     loaded = {tensor.name for tensor in plan.model.tensors if tensor.loaded}
     planned = {name: d for name, d in plan.placement.placed.items() if name in loaded}
-    return tuple(sorted(name for name, _ in actual.items() ^ planned.items()))
+    return tuple(sorted({name for name, _ in actual.items() ^ planned.items()}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Which llama.cpp is asked: llama-cpp-python's, the one in a folder, or llama-fit-params."""
+
+    library_folder: Path | None = None
+    fit_params: Path | None = None
+
+    def __call__(self, plan: Plan) -> Verification:
+        """Ask about `plan` on virtual cards."""
+        return verify_plan(plan, library_folder=self.library_folder, fit_params=self.fit_params)
+
+
+def find_judge(program: Path | None = None) -> Judge:
+    """The llama.cpp that `program` (a llama-server or its folder) belongs to, else the one here.
+
+    In process where that is possible, since only that is exact. Raises LlamaCppError
+    where there is nothing to ask.
+    """
+    in_process = find_spec("llama_cpp") is not None
+    server = find_binary("llama-server", program) if program is not None else None
+    folder = library_folder(server) if server is not None else None
+    if in_process and (program is None or folder is not None):
+        return Judge(library_folder=folder)
+    fit_params = find_binary(BINARY, program)
+    if fit_params is not None:
+        return Judge(fit_params=fit_params)
+    where = "here" if program is None else f"beside {program}"
+    raise LlamaCppError(
+        f"there is neither {IN_PROCESS} nor {BINARY} {where} to ask;"
+        " CMAKE_ARGS=-DGGML_RPC=ON pip install llama-cpp-python, or give --llama-server PATH"
+    )

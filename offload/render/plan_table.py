@@ -26,7 +26,8 @@ def render_plan(plan: Plan, argv: Sequence[str] | None = None) -> str:
     lines += [f"{advice.code}: {printable(advice.text)}" for advice in plan.advice]
     if plan.rules or plan.advice:
         lines.append("")
-    verdict = "fits (compute buffers estimated)" if plan.feasible else "DOES NOT FIT"
+    said = "by llama.cpp's dry run" if plan.compute_source == "dry-run" else "estimated"
+    verdict = f"fits (compute buffers {said})" if plan.feasible else "DOES NOT FIT"
     return "\n".join([*lines, verdict, quote_for_terminal(argv)])
 
 
