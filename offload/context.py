@@ -46,6 +46,8 @@ class ContextOptions:
     flash_attn: bool = True
     swa_full: bool = False
     offload_kqv: bool = True
+    llama_build: int | None = None
+    """Which llama.cpp will run this (11434 for b11434); None where nobody said."""
 
     @property
     def n_seq_max(self) -> int:

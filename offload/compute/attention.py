@@ -53,7 +53,7 @@ def store_kv(
         if not b.inputs.flash_attn:
             return k, b.fresh_bytes(v.n_bytes, view(v))
         return b.fresh_bytes(k.n_bytes // 2, view(k)), b.fresh_bytes(v.n_bytes // 2, view(v))
-    k_bytes, v_bytes = _cache_bytes(b)
+    k_bytes, v_bytes = b.cache_bytes("full", "swa")
     k_cache, v_cache = Outside(k_bytes, b.cache_home), Outside(v_bytes, b.cache_home)
     if k is not None and v is not None:
         b.store(k_cache, view(k), inputs.k_idxs)
@@ -62,15 +62,6 @@ def store_kv(
             v = b.fresh(v_width, view(v))
         b.store(v_cache, view(v), inputs.v_idxs)
     return k_cache, v_cache
-
-
-def _cache_bytes(b: Builder) -> tuple[int, int]:
-    """Bytes of the layer's keys and values, which count where attention runs elsewhere."""
-    for cache in b.layer.caches:
-        if cache.kind in ("full", "swa"):
-            k_bytes, v_bytes = cache.tensor_bytes(b.inputs.options)
-            return k_bytes, v_bytes
-    return 0, 0
 
 
 def hadamard(b: Builder, x: Source, rotation: Outside | None) -> Source:
@@ -216,7 +207,7 @@ def _store_indexer_keys(b: Builder, x: Source, inputs: CacheInputs) -> None:
     k = b.rope(view(k))
     if inputs.k_rot is not None:
         k = b.fresh(b.width(k), inputs.k_rot, k)
-    b.store(Outside(inputs.n_kv * b.width(k) * 2, b.cache_home), view(k), inputs.k_idxs)
+    b.store(Outside(0, b.cache_home), view(k), inputs.k_idxs)
 
 
 def sparse_leaf_bytes(hp: HParams, inputs: Inputs) -> int:
@@ -241,7 +232,7 @@ def _sparse_mask(b: Builder, x: Source, q_compressed: Source | None, inputs: Cac
         if indexer.k_rot is not None:
             q = b.fresh(b.width(q), indexer.k_rot, q)
         weights = b.rowwise(view(b.linear("indexer.proj", x)))
-        keys = Outside(indexer.n_kv * b.hp.indexer_head_size * 2, b.cache_home)
+        keys = Outside(b.cache_bytes("indexer")[0], b.cache_home)
         scores = b.fresh(indexer.n_kv, view(q), view(keys), weights, indexer.mask)
         top = b.fresh(n_top, b.fresh(n_top, scores))
         b.inputs.shared.append(top)

@@ -89,6 +89,16 @@ class Builder:
         """`ggml_rope_ext`."""
         return self.graph.add(Op.ROPE, x.n_bytes, x, self.inputs.positions, rows=self.rows)
 
+    def cache_bytes(self, *kinds: str) -> tuple[int, ...]:
+        """Bytes of each tensor of the layer's first cache of these kinds; zeros without one.
+
+        They count where they are read on another backend.
+        """
+        for cache in self.layer.caches:
+            if cache.kind in kinds:
+                return cache.tensor_bytes(self.inputs.options)
+        return 0, 0
+
     def in_f16(self, cache: Source, type_: GGMLType) -> Source:
         """Keys or values for flash attention, which llama.cpp casts from F32 but no other type."""
         if type_.name != "F32" or not isinstance(cache, Outside):

@@ -14,9 +14,10 @@ from typing import Final
 from offload.backend import CPU, Backend
 from offload.compute.allocate import measure_buffers
 from offload.compute.blocks import Builder
+from offload.compute.builds import NEWEST_BUILD, OLDEST_BUILD, UNSAID_BUILD_SLACK_BYTES
 from offload.compute.facts import LayerFacts, ModelFacts, facts_of
 from offload.compute.graph import Graph, Node, Op, Outside
-from offload.compute.inputs import F32, Build, Inputs, add_embeddings, add_inputs
+from offload.compute.inputs import F32, Inputs, add_embeddings, add_inputs
 from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
 from offload.compute.schedule import assign_backends, split_graph
 from offload.context import ContextOptions
@@ -44,80 +45,120 @@ def estimate_compute(
     op_offload: bool,
     n_outputs: int,
     has_overrides: bool,
-    builds: tuple[Build, ...] = tuple(Build),
 ) -> ComputeBytes:
     """The compute buffers llama.cpp reserves for this placement.
 
     `n_outputs` bounds the rows of logits; `has_overrides` says whether any tensor override
-    is given, which switches pipeline parallelism off. Each device gets the most that any
-    of `builds` reserves, since what will run the plan is not known.
+    is given, which switches pipeline parallelism off. Without `options.llama_build` it is
+    what the newest known build reserves, and so much more that no known build needs more
+    than `UNSAID_BUILD_SLACK_BYTES` beyond it.
     """
     facts = facts_of(model)
-    host = len(backends)
     offloading = None
     if op_offload:
         offloading = next((i for i, backend in enumerate(backends) if backend.offloads_ops), None)
-    is_pipelined = (
-        len(backends) > 1
-        and HOST not in split.owners
-        and options.offload_kqv
-        and not has_overrides
-        and all(backend.supports_pipeline for backend in backends)
+    machine = _Machine(
+        host=len(backends),
+        offloading=offloading,
+        is_pipelined=(
+            len(backends) > 1
+            and HOST not in split.owners
+            and options.offload_kqv
+            and not has_overrides
+            and all(backend.supports_pipeline for backend in backends)
+        ),
+        alignments=(*(b.alignment_bytes for b in backends), CPU.alignment_bytes),
+        cache_copiers=frozenset(i for i, b in enumerate(backends) if b.flash_attn_copies_cache),
     )
-    alignments = (*(backend.alignment_bytes for backend in backends), CPU.alignment_bytes)
-    copiers = frozenset(i for i, backend in enumerate(backends) if backend.flash_attn_copies_cache)
     layers = _representatives(facts, split, host_tensors)
     key = (
         tuple(layer_key for _, layer_key in layers),
         split.owners if facts.has_indexer else split.output_owner,
-        (options, n_outputs, offloading, is_pipelined, alignments, copiers, builds),
+        (options, n_outputs, machine),
     )
     sizes = facts.sizes.get(key)
     if sizes is None:
-        sizes = [0] * len(alignments)
-        for build, kinds in _graphs(facts, builds):
-            graph = Graph(host, copiers)
-            _build(graph, facts, options, split, host_tensors, layers, n_outputs, build)
-            assign_backends(graph, offloading)
-            splits = split_graph(graph)
-            for has_extras in kinds:
-                found = measure_buffers(
-                    graph, splits, alignments, is_pipelined=is_pipelined, has_extras=has_extras
-                )
-                sizes = [max(pair) for pair in zip(sizes, found, strict=True)]
-        facts.sizes[key] = sizes
+        problem = _Problem(facts, options, split, host_tensors, layers, n_outputs, machine)
+        stages = offloading is not None and bool(host_tensors or HOST in split.owners)
+        sizes = facts.sizes[key] = _sizes(problem, stages=stages)
     return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
 
 
-def _graphs(facts: ModelFacts, builds: tuple[Build, ...]) -> list[tuple[Build, tuple[bool, ...]]]:
-    """The graphs to make, each with whether to measure it with its extras, without, or both.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    """The backends, cards first: which one takes over host operations, how they allocate."""
 
-    Without recurrent layers the older graph is the newer one without extras.
+    host: int
+    offloading: int | None
+    is_pipelined: bool
+    alignments: tuple[int, ...]
+    cache_copiers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    facts: ModelFacts
+    options: ContextOptions
+    split: LayerSplit
+    host_tensors: frozenset[str]
+    layers: Sequence[tuple[LayerFacts, object]]
+    n_outputs: int
+    machine: _Machine
+
+
+def _sizes(problem: _Problem, *, stages: bool) -> list[int]:
+    """Bytes for each backend; older builds matter only where host weights are staged.
+
+    There the order of what is freed decides how often a staged tensor fits into a hole, and
+    it can go either way. Elsewhere the older graph is the newer one less a branch.
     """
-    if len(builds) == len(Build) and not any(layer.is_recr for layer in facts.layers):
-        return [(Build.B11434, (True, False))]
-    return [(build, (True,)) for build in builds]
+    build = problem.options.llama_build
+    if build is not None or not stages:
+        return _measure(problem, NEWEST_BUILD if build is None else build, (True,))[0]
+    if any(layer.is_recr for layer in problem.facts.layers):
+        newer = _measure(problem, NEWEST_BUILD, (True,))[0]
+        older = _measure(problem, OLDEST_BUILD, (True,))[0]
+    else:
+        newer, older = _measure(problem, NEWEST_BUILD, (True, False))
+    slack = UNSAID_BUILD_SLACK_BYTES
+    return [max(new, old - slack) for new, old in zip(newer, older, strict=True)]
 
 
-def _build(
-    graph: Graph,
-    facts: ModelFacts,
-    options: ContextOptions,
-    split: LayerSplit,
-    host_tensors: frozenset[str],
-    layers: Sequence[tuple[LayerFacts, object]],
-    n_outputs: int,
-    build: Build,
-) -> None:
-    """Add the graph of a full ubatch (`llama_context::graph_reserve`), of `layers` only."""
+def _measure(problem: _Problem, build: int, extras: tuple[bool, ...]) -> list[list[int]]:
+    """Sizes by one build's graph, once for each of `extras`: with its extras or without."""
+    machine = problem.machine
+    graph = Graph(machine.host, machine.cache_copiers)
+    _build(graph, problem, build)
+    assign_backends(graph, machine.offloading)
+    splits = split_graph(graph)
+    return [
+        measure_buffers(
+            graph,
+            splits,
+            machine.alignments,
+            is_pipelined=machine.is_pipelined,
+            has_extras=has_extras,
+        )
+        for has_extras in extras
+    ]
+
+
+def _build(graph: Graph, problem: _Problem, build: int) -> None:
+    """Add the graph of a full ubatch (`llama_context::graph_reserve`), of some layers only."""
+    facts, options, split, layers = (
+        problem.facts,
+        problem.options,
+        problem.split,
+        problem.layers,
+    )
     host = graph.host
     n_seqs = options.n_seq_max
     n_tokens = min(options.n_ctx_padded, options.n_ubatch_used)
-    n_outputs = min(n_tokens, n_outputs)
+    n_outputs = min(n_tokens, problem.n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
     x = add_embeddings(graph, facts, build, n_tokens)
     inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
-    homes = dict.fromkeys(host_tensors, host)
+    homes = dict.fromkeys(problem.host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1
     for layer, _ in layers:

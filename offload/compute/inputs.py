@@ -9,9 +9,9 @@ device that reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
+from offload.compute.builds import mixes_batches
 from offload.compute.facts import ModelFacts
 from offload.compute.graph import Graph, Node, Op, Outside, Source, View, view
 from offload.context import Cache, ContextOptions
@@ -21,16 +21,6 @@ I32 = F32 = 4
 I64 = 8
 
 _INDEXER_ROTATES = frozenset("deepseek32 deepseek4 glm-dsa dots3note".split())
-
-
-class Build(StrEnum):
-    """Builds of llama.cpp whose graphs differ in ways that memory shows."""
-
-    B11434 = "b11434"
-    """Batches may mix tokens and embeddings; states are gathered once."""
-
-    BEFORE_MIXED_BATCHES = "before mixed batches"
-    """As embedded in llama-cpp-python 0.3.36."""
 
 
 _NO_MIXED_BATCHES: Final = frozenset(
@@ -62,7 +52,7 @@ class Inputs:
     n_seqs: int
     n_outputs: int
     options: ContextOptions
-    build: Build
+    build: int
     positions: Outside
     attn_scale: Outside
     out_ids: Outside
@@ -82,7 +72,7 @@ def add_inputs(
     graph: Graph,
     facts: ModelFacts,
     options: ContextOptions,
-    build: Build,
+    build: int,
     n_tokens: int,
     n_outputs: int,
 ) -> Inputs:
@@ -115,7 +105,7 @@ def add_inputs(
     )
 
 
-def add_embeddings(graph: Graph, facts: ModelFacts, build: Build, n_tokens: int) -> Node:
+def add_embeddings(graph: Graph, facts: ModelFacts, build: int, n_tokens: int) -> Node:
     """`build_inp_embd`: the graph holds the branches of all kinds of batches.
 
     The one for mixed batches writes token rows into a copy of the embeddings, on the first
@@ -127,7 +117,7 @@ def add_embeddings(graph: Graph, facts: ModelFacts, build: Build, n_tokens: int)
     tokens = graph.input(n_tokens * I32)
     graph.input(n_bytes)
     x = graph.add(Op.GET_ROWS, n_bytes, weight, tokens, rows=n_tokens)
-    if build is Build.B11434 and facts.arch not in _NO_MIXED_BATCHES:
+    if mixes_batches(build) and facts.arch not in _NO_MIXED_BATCHES:
         mixed, slots = graph.input(n_tokens * I32), graph.input(n_tokens * I64)
         embeddings = graph.input(n_bytes)
         rows = graph.add(Op.GET_ROWS, n_bytes, weight, mixed, rows=n_tokens)

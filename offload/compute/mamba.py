@@ -6,8 +6,9 @@ Mirrors src/models/mamba-base.cpp and the short convolution of src/models/lfm2.c
 from __future__ import annotations
 
 from offload.compute.blocks import Builder
+from offload.compute.builds import gathers_states_once
 from offload.compute.graph import Node, Op, Outside, Source, view
-from offload.compute.inputs import F32, Build
+from offload.compute.inputs import F32
 from offload.compute.recurrent import load_state, slide, store_state
 
 
@@ -81,7 +82,7 @@ def _scan(b: Builder, x: Source, step: Source, *inputs: Source) -> Node:
     main, _ = b.inputs.state_copy
     n_bytes = hp.ssm_d_inner * b.rows * F32 + n_state
     out = b.fresh_bytes(n_bytes, view(cache), x, step, *b.first("ssm_a"), *inputs, main)
-    n_others = n_state - n_state // n_seqs if b.inputs.build is Build.B11434 else 0
+    n_others = n_state - n_state // n_seqs if gathers_states_once(b.inputs.build) else 0
     others = b.graph.add(Op.GET_ROWS, n_others, view(cache), view(main), rows=n_seqs)
     b.store(cache, view(others))
     store_state(b, out, hp.n_embd_s)

@@ -7,8 +7,9 @@ src/models/qwen3next.cpp and qwen35moe.cpp, and `build_rs` of src/llama-graph.cp
 from __future__ import annotations
 
 from offload.compute.blocks import Builder
+from offload.compute.builds import gathers_states_once
 from offload.compute.graph import Node, Op, Outside, Source, view
-from offload.compute.inputs import F32, Build
+from offload.compute.inputs import F32
 
 
 def load_state(b: Builder, n_per_seq: int) -> Source:
@@ -24,7 +25,7 @@ def load_state(b: Builder, n_per_seq: int) -> Source:
     add = b.graph.add
     add(Op.STORE, 0, cache, rows=n_seqs)
     state = add(Op.GET_ROWS, n_bytes, cache, main, rows=n_seqs)
-    if b.inputs.build is Build.B11434:
+    if gathers_states_once(b.inputs.build):
         add(Op.STORE, 0, view(state), cache, rows=n_seqs)
         b.graph.hoist(3)
     else:
