@@ -30,6 +30,8 @@ _NODE_VALUE: Final = struct.Struct("=4Q")
 """Buffer type, then model, context and compute bytes."""
 _TENSOR_ENTRY: Final = struct.Struct("=2Q16xQ")
 """std::pair<std::string, ggml_tensor *>: text, length, in-place buffer, tensor."""
+_ALIGNMENT_BYTES: Final = 64
+"""At least `TENSOR_ALIGNMENT` (ggml/src/ggml-impl.h, b11434)."""
 _TENSOR_BUFFER_OFFSET: Final = 8
 """`ggml_tensor::buffer` follows `type`."""
 
@@ -108,12 +110,23 @@ def _entry(library: Library, buffer_type: int, n_bytes: list[int]) -> dict[str, 
 def _known_buffer_types(library: Library, devices: Iterable[int]) -> set[int]:
     ggml = library.ggml
     everything = [ggml.ggml_backend_dev_get(i) for i in range(ggml.ggml_backend_dev_count())]
-    known = {ggml.ggml_backend_cpu_buffer_type()}
+    known = {ggml.ggml_backend_cpu_buffer_type(), _mapped_buffer_type(library)}
     for device in (*everything, *devices):
         known.add(ggml.ggml_backend_dev_buffer_type(device))
         known.add(ggml.ggml_backend_dev_host_buffer_type(device))
         known |= _extra_buffer_types(library, device)
     return known - {None}
+
+
+def _mapped_buffer_type(library: Library) -> int:
+    """The type of host weights that are mapped from the file; only its buffers lead to it."""
+    ggml = library.ggml
+    memory = ctypes.create_string_buffer(2 * _ALIGNMENT_BYTES)
+    address = -(-ctypes.addressof(memory) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    buffer = ggml.ggml_backend_cpu_buffer_from_ptr(address, _ALIGNMENT_BYTES)
+    buffer_type = int(ggml.ggml_backend_buffer_get_type(buffer))
+    ggml.ggml_backend_buffer_free(buffer)
+    return buffer_type
 
 
 def _extra_buffer_types(library: Library, device: int) -> set[int]:

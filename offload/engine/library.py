@@ -27,10 +27,12 @@ _P: Final = ctypes.c_void_p
 _S: Final = ctypes.c_char_p
 _SIZE: Final = ctypes.c_size_t
 _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "ggml_backend_buffer_free": (None, (_P,)),
     "ggml_backend_buffer_get_type": (_P, (_P,)),
     "ggml_backend_buft_get_device": (_P, (_P,)),
     "ggml_backend_buft_is_host": (ctypes.c_bool, (_P,)),
     "ggml_backend_buft_name": (_S, (_P,)),
+    "ggml_backend_cpu_buffer_from_ptr": (_P, (_P, _SIZE)),
     "ggml_backend_cpu_buffer_type": (_P, ()),
     "ggml_backend_dev_backend_reg": (_P, (_P,)),
     "ggml_backend_dev_buffer_type": (_P, (_P,)),

@@ -28,9 +28,11 @@ from offload.engine.targets import (
     played_target,
     real_target,
 )
+from offload.engine.verify import check_report
 from offload.engine.virtual_cards import virtual_cards
 from offload.errors import LlamaCppError, UsageError
 from offload.plan import Plan
+from offload.verification import Verification
 
 _BASE_TIMEOUT_S: Final = 120.0
 _SLOWEST_LOAD_BYTES_PER_S: Final = 20_000_000
@@ -177,6 +179,10 @@ class Session:
     def close(self) -> None:
         """Free the model and end its process, and the virtual cards if there are any."""
         self._resources.close()
+
+    def check(self) -> Verification | None:
+        """What was allocated and where, beside the plan; None where no plan was given."""
+        return None if self.plan is None else check_report(self.plan, self.report)
 
     def stream(
         self,
