@@ -15,7 +15,7 @@ TIGHT = ("--gpus", "2", "--vram", "22GiB", "--host-ram", "64GiB")
 
 
 def test_a_tight_plan_holds_after_all(shape_119b: Path) -> None:
-    """The plan for two cards keeps every margin by llama.cpp's own numbers, with all bytes shown."""
+    """The plan for two cards keeps every margin by llama.cpp's own numbers."""
     done = offload("verify", shape_119b, *TIGHT, "-o", "json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -29,7 +29,7 @@ def test_a_tight_plan_holds_after_all(shape_119b: Path) -> None:
 
 
 def test_a_confirmed_plan_needs_no_repair(shape_119b: Path, tmp_path: Path) -> None:
-    """What `plan --verify` saved holds when it is asked about again; the saved file says by whom."""
+    """What `plan --verify` saved holds when it is asked about again."""
     done = offload("plan", shape_119b, *TIGHT, "--verify", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["compute_source"] == "dry-run"
@@ -74,7 +74,7 @@ def test_another_build_is_asked(shape_119b: Path, llama_server: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked(tmp_path: Path, args: tuple[str, ...], words: str) -> None:
-    """Flags that contradict a saved plan, and programs that are not there: one line, exit code 2."""
+    """Flags against a saved plan, and programs that are not there: one line, exit code 2."""
     saved = tmp_path / "plan.json"
     saved.write_text("{}")
     done = offload("verify", saved, *args)

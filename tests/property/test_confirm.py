@@ -105,7 +105,7 @@ def test_room_that_was_over_estimated_is_used() -> None:
 
 
 def test_what_no_plan_can_hold_is_said() -> None:
-    """A card that is full before the first expert stays over its memory, and by how much is said."""
+    """A card that is full before the first expert: by how much it is over is said."""
     confirmation = confirm((24, 24), (30 * 1024, 0))
     assert not confirmation.best.holds and not confirmation.plan.feasible
     assert "does not fit" in render_confirmation(confirmation)
