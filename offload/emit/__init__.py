@@ -1,4 +1,7 @@
-"""Plans as command lines of other programs."""
+"""Plans as command lines and configuration files of other programs.
+
+What every plan needs is here; the other formats stand in formats.py.
+"""
 
 from offload.emit.bench import emit_bench_args
 from offload.emit.launch import Launch, make_launch

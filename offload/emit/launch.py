@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from offload.errors import UsageError
+from offload.memory import HOST_BACKEND, context_bytes_by_layer
 from offload.options import KV_TYPES, LOAD_MODES, SPLIT_MODES
 from offload.plan import Plan
 from offload.rules import Rule
@@ -19,6 +20,7 @@ from offload.split import HOST
 _TEXT_MAX: Final = 1 << 20
 _SHARE_MAX: Final = 3e38
 """Shares are float32 in llama.cpp."""
+_LAYER_BYTES_MAX: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,21 @@ class Launch:
     op_offload: bool = True
     no_host: bool = False
     load_mode: str = "auto"
+    layer_bytes: tuple[int, ...] = ()
+    """Weights and context of each layer wherever they lie, the output layer last.
+
+    For programs that share layers out by bytes; empty in plans that do not say.
+    """
+
+    @property
+    def n_units(self) -> int:
+        """Layers and the output layer; 0 where unknown."""
+        return len(self.layer_bytes)
+
+    @property
+    def is_partial(self) -> bool:
+        """True when some layers are on cards and the first ones stay on the host."""
+        return 0 < self.n_gpu_layers < self.n_units
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal value."""
@@ -62,16 +79,19 @@ class Launch:
             )
         values: dict[str, Any] = {}
         for item in fields(cls):
+            if item.name not in data and item.name == "layer_bytes":
+                continue
             if item.name not in data:
                 raise UsageError(f"the plan's 'launch' has no {item.name!r}; write it again")
             values[item.name] = data[item.name]
-        for key in ("rules", "tensor_split", "devices"):
-            if not isinstance(values[key], list | tuple):
+        for key in ("rules", "tensor_split", "devices", "layer_bytes"):
+            if not isinstance(values.get(key, ()), list | tuple):
                 raise UsageError(f"the plan's 'launch' has {key} that is not a list")
         try:
             values["rules"] = tuple(Rule(**rule) for rule in values["rules"])
             values["tensor_split"] = tuple(float(share) for share in values["tensor_split"])
             values["devices"] = tuple(values["devices"])
+            values["layer_bytes"] = tuple(values.get("layer_bytes", ()))
         except (TypeError, ValueError, OverflowError):
             raise UsageError(
                 "the plan's 'launch' has rules, tensor_split or devices of another form; plan again"
@@ -119,6 +139,8 @@ class Launch:
                     f"the plan's 'launch' has {name} = {getattr(self, name)!r};"
                     f" one of {', '.join(known)}"
                 )
+        if not all(type(n) is int and 0 <= n < _LAYER_BYTES_MAX for n in self.layer_bytes):
+            raise UsageError("the plan's 'launch' has layer_bytes that are no sizes")
         if not all(0 <= share < _SHARE_MAX for share in self.tensor_split):
             raise UsageError("the plan's 'launch' has a share in tensor_split that is none")
         if "\0" in self.model_path:
@@ -131,6 +153,21 @@ class Launch:
 def _endpoints(plan: Plan) -> list[str]:
     """Servers of the RPC cards, each once, in the order of the cards."""
     return list(dict.fromkeys(d.endpoint for d in plan.devices if d.endpoint is not None))
+
+
+def _layer_bytes(plan: Plan) -> tuple[int, ...]:
+    """Weights and context by unit of `-ngl`, as a card would hold them."""
+    model = plan.model
+    backend = plan.devices[0].backend if plan.devices else HOST_BACKEND
+    sizes = [*context_bytes_by_layer(model, plan.context, backend), 0]
+    for tensor in model.tensors:
+        if tensor.loaded and tensor.il is not None and tensor.home != "output":
+            sizes[tensor.il] += tensor.n_bytes
+        elif tensor.loaded and tensor.home == "output":
+            sizes[-1] += tensor.n_bytes
+    if model.output_is_tied:
+        sizes[-1] += model.token_embedding.n_bytes
+    return tuple(sizes)
 
 
 def make_launch(plan: Plan) -> Launch:
@@ -163,4 +200,5 @@ def make_launch(plan: Plan) -> Launch:
         op_offload=options.op_offload,
         no_host=options.no_host,
         load_mode=options.load_mode or ("none" if host_experts else "auto"),
+        layer_bytes=_layer_bytes(plan),
     )

@@ -1,0 +1,117 @@
+"""The ik_llama.cpp command line of a launch: the same placement in a fork's other words.
+
+Read in the source that PyPI's ik-llama-cpp-python 0.1.5 (September 2026) carries:
+common/common.cpp for the flags, `llm_load_tensors` and `get_layer_sizes` in
+src/llama.cpp for the layers, src/llama-load-tensors.cpp for `-ncmoe`.
+
+What differs: `-ts` shares out bytes, not layers, so counts are turned into the
+bytes they stand for; `-ncmoe` there spreads over the cards by itself and is
+written as rules here; a partial `-ngl` leaves the output layer on the host and is
+refused; the load mode is `--no-mmap`/`--mlock`; there is no `-fit`, no unified or
+split KV cache, no `--swa-full` (every window is kept whole) and no `--no-host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+from offload.emit.build import Build
+from offload.emit.launch import Launch
+from offload.emit.settings import check_partial_layers, render_shares, with_rules_only
+from offload.errors import UsageError
+from offload.rules import render_overrides
+
+IK: Final = Build(flags=frozenset({"-mla"}))
+"""Stands for any build of ik_llama.cpp."""
+
+_LOAD_FLAGS: Final = {
+    "auto": (),
+    "mmap": (),
+    "none": ("--no-mmap",),
+    "mlock": ("--no-mmap", "--mlock"),
+    "mmap+mlock": ("--mlock",),
+}
+
+
+def emit_ik_args(launch: Launch, program: str = "llama-server") -> tuple[str, ...]:
+    """The argv of ik_llama.cpp's llama-server; UsageError for what it cannot do."""
+    check_partial_layers(launch, IK)
+    if launch.no_host:
+        raise UsageError("ik_llama.cpp has no --no-host; plan without it")
+    if launch.load_mode not in _LOAD_FLAGS:
+        raise UsageError(f"ik_llama.cpp has no --load-mode {launch.load_mode}; plan without it")
+    return (program, *(text for part in _parts(with_rules_only(launch)) for text in part))
+
+
+def ik_shares(layer_bytes: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
+    """The `-ts` that gives device d `counts[d]` layers, by the bytes of each layer.
+
+    ik_llama.cpp ends a card's range at the layer whose end lies nearest to the card's
+    cumulated share of all bytes; so that share is set to where the range shall end, and
+    half a layer may be wrong about the sizes before another layer is chosen.
+    """
+    ends = (0, *accumulate(layer_bytes))
+    last = tuple(accumulate(counts))
+    reached = [ends[unit] for unit in last]
+    mib = [(end - start) / (1 << 20) for start, end in zip([0, *reached], reached, strict=False)]
+    return tuple(round(share, 2) for share in mib)
+
+
+def _parts(launch: Launch) -> Iterator[tuple[str, ...]]:
+    yield "-m", launch.model_path
+    if launch.rpc:
+        yield "--rpc", launch.rpc
+    if launch.devices:
+        yield "-dev", ",".join(_device_names(launch))
+    yield "-ngl", str(launch.n_gpu_layers)
+    if launch.split_mode != "layer":
+        yield "-sm", launch.split_mode, "-mg", str(launch.main_gpu)
+    if launch.tensor_split:
+        yield "-ts", render_shares(_shares(launch), ",")
+    if launch.rules:
+        yield "-ot", render_overrides(launch.rules)
+    yield "-c", str(launch.n_ctx), "-b", str(launch.n_batch), "-ub", str(launch.n_ubatch)
+    if launch.n_parallel is not None:
+        yield "-np", str(launch.n_parallel)
+    yield from _run_parts(launch)
+
+
+def _run_parts(launch: Launch) -> Iterator[tuple[str, ...]]:
+    if launch.type_k != "f16":
+        yield "-ctk", launch.type_k
+    if launch.type_v != "f16":
+        yield "-ctv", launch.type_v
+    if launch.flash_attn is not None:
+        yield "-fa", "on" if launch.flash_attn else "off"
+    if not launch.offload_kqv:
+        yield ("-nkvo",)
+    if not launch.op_offload:
+        yield "-op", "-1,0"
+    yield _LOAD_FLAGS[launch.load_mode]
+
+
+def _shares(launch: Launch) -> tuple[float, ...]:
+    counts = launch.tensor_split
+    whole = all(share == int(share) for share in counts)
+    if not launch.layer_bytes or not whole or sum(counts) != launch.n_units:
+        raise UsageError(
+            "ik_llama.cpp shares layers out by bytes, and this plan does not say how many layers"
+            " each card gets; plan again without -ts"
+        )
+    return ik_shares(launch.layer_bytes, [int(count) for count in counts])
+
+
+def _device_names(launch: Launch) -> Iterator[str]:
+    """ik_llama.cpp calls an RPC card by its server, and takes no name with `-` in it."""
+    endpoints = (launch.rpc or "").split(",")
+    for name in launch.devices:
+        number = name.removeprefix("RPC")
+        if name != number and number.isascii() and number.isdigit():
+            if int(number) >= len(endpoints):
+                raise UsageError(f"-dev {name}: the plan names no RPC server for it")
+            name = f"RPC0[{endpoints[int(number)]}]"
+        if "-" in name:
+            raise UsageError(f"ik_llama.cpp refuses '-' in -dev {name}; use an address instead")
+        yield name
