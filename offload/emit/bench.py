@@ -63,7 +63,9 @@ def _in_older_words(setting: Setting, build: Build) -> Iterator[Setting]:
         if (setting.spellings[0], setting.value) in _DEFAULTS:
             return
     for adapted in adapt(setting, build):
-        if "-fa" in setting.spellings and build.hints.get(adapted.spellings[0]) == "<0|1>":
+        if "-fa" in setting.spellings and build.hints.get(adapted.spellings[0], "").startswith(
+            "<0|1>"
+        ):
             yield Setting(spellings=adapted.spellings, value="1" if setting.value == "on" else "0")
         else:
             yield adapted

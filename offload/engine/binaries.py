@@ -11,11 +11,13 @@ import importlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from offload.emit.build import Build
 from offload.engine.process import run_program
 from offload.errors import LlamaCppError
 
@@ -29,6 +31,7 @@ _PREFIXES: Final = ("llama-", "ggml-", "rpc-server")
 _ASK_TIMEOUT_S: Final = 20.0
 _BUILD: Final = re.compile(r"\(build (\d+)|version: (\d+) \(|version: b(\d+)\b")
 _FLAG: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+_ENVIRONMENT: Final = re.compile(r"\(env: (\w+)\)")
 
 
 def find_binary(name: str, given: Path | None = None) -> Path | None:
@@ -72,37 +75,75 @@ def build_number(program: Path) -> int | None:
 
 def supported_flags(program: Path) -> frozenset[str]:
     """Every flag that `--help` lists, short and long; asked once per file and change of it."""
+    return frozenset(_help_of(program).hints)
+
+
+def read_build(program: Path) -> Build:
+    """What the program understands and how old it is: its `--help` and its `--version`."""
+    found = _help_of(program)
+    try:
+        number = build_number(program)
+    except LlamaCppError:
+        number = None  # llama-bench of many builds has no --version
+    return Build(
+        flags=frozenset(found.hints),
+        hints=found.hints,
+        environment=found.environment,
+        number=number,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """What a `--help` says of each spelling: the value it takes, its environment variable."""
+
+    hints: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+def parse_flags(help_text: str) -> frozenset[str]:
+    """Flags in the left column of a `--help`; those only mentioned in descriptions do not count."""
+    return frozenset(parse_help(help_text).hints)
+
+
+def parse_help(help_text: str) -> Help:
+    """Flags in the left column with their hints, and the `(env: NAME)` that follows each."""
+    hints: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    last: list[str] = []
+    for line in help_text.splitlines():
+        if line.startswith("-") or re.match(r" {2,7}-", line):
+            # the description starts after two blanks, except between short and long form
+            column = re.split(r"(?<![,\s])\s{2,}", line.strip(), maxsplit=1)[0]
+            last = _FLAG.findall(column)
+            hint = _FLAG.sub("", column).strip(" ,")
+            hints.update(dict.fromkeys(last, hint))
+        if named := _ENVIRONMENT.search(line):
+            environment.update(dict.fromkeys(last, named[1]))
+    return Help(hints=hints, environment=environment)
+
+
+def _help_of(program: Path) -> Help:
     resolved = program.resolve()
     try:
         changed_ns = resolved.stat().st_mtime_ns
     except OSError as error:
         raise LlamaCppError(f"{program} cannot be read: {error.strerror}") from None
-    return _flags(str(resolved), changed_ns)
-
-
-def parse_flags(help_text: str) -> frozenset[str]:
-    """Flags in the left column of a `--help`; those only mentioned in descriptions do not count."""
-    found: set[str] = set()
-    for line in help_text.splitlines():
-        if line.startswith("-") or re.match(r" {2,7}-", line):
-            # the description starts after two blanks, except between short and long form
-            column = re.split(r"(?<![,\s])\s{2,}", line.strip(), maxsplit=1)[0]
-            found.update(_FLAG.findall(column))
-    return frozenset(found)
+    return _help(str(resolved), changed_ns)
 
 
 @functools.cache
-def _flags(program: str, _changed_ns: int) -> frozenset[str]:
+def _help(program: str, _changed_ns: int) -> Help:
     ended = run_program([program, "--help"], timeout_s=_ASK_TIMEOUT_S)
-    flags = parse_flags("\n".join((ended.stdout.decode(errors="replace"), *ended.log)))
-    if not flags & {"-m", "--model", "-H", "--host"}:
+    found = parse_help("\n".join((ended.stdout.decode(errors="replace"), *ended.log)))
+    if not set(found.hints) & {"-m", "--model", "-H", "--host"}:
         raise LlamaCppError(
             f"{program} --help does not list llama.cpp's flags",
             argv=ended.argv,
             exit_code=ended.exit_code,
             last_lines=ended.log[-12:],
         )
-    return flags
+    return found
 
 
 def _first_program(paths: Iterable[Path]) -> Path | None:
