@@ -72,7 +72,8 @@ class Plan:
     def experts_on_host(self, device: int) -> tuple[int, ...]:
         """Layers of this card with at least one routed-expert tensor on the host."""
         mine = self.split.layers_of(device)
-        moved = {t.il for t in self.model.expert_tensors if t.name in self.placement.host_tensors}
+        hosted = self.placement.host_tensors
+        moved = {t.il for t in self.model.expert_tensors if t.name in hosted}
         return tuple(il for il in mine if il in moved)
 
 
@@ -82,11 +83,13 @@ def make_plan(
     options: PlanOptions,
     *,
     host_free_bytes: int | None = None,
+    with_advice: bool = True,
 ) -> Plan:
     """Plan `model` on `devices` (in llama.cpp's order) with `options`.
 
     Raises UsageError where options and devices do not go together. A plan that
-    does not fit is returned all the same, with `feasible` false and advice.
+    does not fit is returned all the same, with `feasible` false and advice, which
+    takes several more solutions to find; leave it out where nobody reads it.
     """
     cards = _used_devices(devices, options)
     margins = _margins(options.margin_bytes, len(cards))
@@ -110,7 +113,7 @@ def make_plan(
         memory=priced.memory,
         compute_source="estimate",
         short_bytes=priced.short_bytes,
-        advice=advise(problem, priced, options.strategy),
+        advice=advise(problem, priced, options.strategy) if with_advice else (),
     )
 
 
