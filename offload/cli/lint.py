@@ -46,6 +46,7 @@ def lint(
     ] = LintOutput.TABLE,
 ) -> int:
     """Lay a llama-server, llama-cli or llama-bench command, after --, over model and cards."""
+    from offload.emit.build import NEWEST
     from offload.lint import (
         lint as lint_,
     )
@@ -58,15 +59,15 @@ def lint(
     )
 
     logs = [_read_log(path) for path in log or ()]
-    known = None
+    build = NEWEST
     if flags.llama_server is not None:
-        from offload.engine.binaries import supported_flags
+        from offload.engine.binaries import read_build
 
-        known = supported_flags(Path(flags.llama_server))
+        build = read_build(Path(flags.llama_server))
     if not ctx.args and logs:
         report = lint_(None, logs=logs)
     else:
-        parsed = parse_command(ctx.args, known)
+        parsed = parse_command(ctx.args, build.flags)
         loaded, refusal = _model(model or read_settings(parsed).model_path)
         report = lint_(
             parsed,
@@ -74,7 +75,7 @@ def lint(
             model_refusal=refusal,
             machine=_machine(flags, margin),
             logs=logs,
-            known_flags=known,
+            build=build,
         )
     if output is LintOutput.JSON:
         print_json(lint_to_json(report))

@@ -9,9 +9,11 @@ where `-c` is (common/common.h). Nothing is planned here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from offload.device import Device
+from offload.emit import make_launch
 from offload.errors import OffloadError
 from offload.ggml import TYPES_BY_NAME, GGMLType
 from offload.lint.command import Command
@@ -167,7 +169,9 @@ def price_case(
 ) -> tuple[Plan | None, list[Finding]]:
     """The user's own placement, or why it cannot be priced."""
     try:
-        made = make_plan(model, devices, options, host_free_bytes=host_free_bytes)
+        made = make_plan(
+            model, devices, options, host_free_bytes=host_free_bytes, with_advice=False
+        )
     except OffloadError as why:
         return None, [note("cannot-be-priced", f"memory per card is not known: {why}")]
     return made, []
@@ -182,6 +186,29 @@ def usable_rules(matches: Sequence[Match], devices: Sequence[Device]) -> tuple[R
     placeable = [m for m in matches if m.rule.buffer_type in known]
     telling = [m.rule.rule for m in placeable if m.found]
     return tuple(telling) or tuple(m.rule.rule for m in placeable[:1])
+
+
+def own_rules(matches: Sequence[Match], devices: Sequence[Device]) -> tuple[Rule, ...]:
+    """The same without those that `-cmoe` and `-ncmoe` stand for."""
+    kept = [m for m in matches if m.rule.flag not in ("-cmoe", "-ncmoe")]
+    return usable_rules(kept, devices)
+
+
+def ik_options(plan: Plan) -> PlanOptions:
+    """The options of the same command for ik_llama.cpp, whose `-ts` shares out bytes.
+
+    A card's range ends at the layer whose end lies nearest to the card's share of all bytes
+    (`llm_load_tensors`, src/llama.cpp of ik_llama.cpp; see offload/emit/ik.py).
+    """
+    shares, sizes = plan.options.tensor_split, make_launch(plan).layer_bytes
+    if shares is None or not any(shares) or not any(sizes):
+        return plan.options
+    ends = (0, *accumulate(sizes))
+    wanted = [share / sum(shares) * ends[-1] for share in accumulate(shares)]
+    reached = [min(range(len(ends)), key=lambda u: abs(ends[u] - w)) for w in wanted]
+    reached[-1] = len(sizes)
+    counts = [max(b - a, 0) for a, b in zip([0, *reached], reached, strict=False)]
+    return replace(plan.options, tensor_split=tuple(map(float, counts)))
 
 
 def owner_name(plan: Plan, device: int) -> str:

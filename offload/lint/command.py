@@ -103,6 +103,8 @@ def parse_command(words: Sequence[str], known_flags: Collection[str] | None = No
         "ik_llama" in word or "sweep-bench" in word for word in program
     )
     findings = [f for f in reader.findings if not (is_ik and f.code in _FINE_FOR_IK)]
+    if reader.has_bare_fit and not is_ik:
+        findings.append(error("missing-value", "--fit needs a value", "--fit on"))
     if reader.ik_flags:
         findings.append(_ik_flags(reader.ik_flags))
     findings += _repeated(settings, kind)
@@ -169,6 +171,7 @@ class _Reader:
         self.kind = kind
         self.findings: list[Finding] = []
         self.ik_flags: list[str] = []
+        self.has_bare_fit = False
         self.at = 0
 
     def settings(self) -> Iterator[Setting]:
@@ -207,6 +210,9 @@ class _Reader:
     def _with_values(self, name: str, spelling: str, n_values: int) -> Setting:
         if name == "-fa" and self._next() not in _SWITCH_VALUES and self.kind is not Program.BENCH:
             self.findings.append(_bare_flash_attn(self._next()))
+            return Setting(name=name, spelling=spelling, values=("on",))
+        if name == "-fit" and self._next() not in _SWITCH_VALUES:
+            self.has_bare_fit = True  # ik_llama.cpp's --fit takes no value
             return Setting(name=name, spelling=spelling, values=("on",))
         values = self.words[self.at : self.at + n_values]
         if len(values) < n_values or any(self._is_flag(v) for v in values):

@@ -22,6 +22,7 @@ CODES: Final = frozenset(
     # rules
     " comma-or-equals-in-rule bad-regex slow-regex class-as-number glob-or-space-in-rule"
     " unknown-buffer too-many-rules rule-matches-nothing rule-matches-too-much rule-shadowed"
+    " rule-misses-merged-experts"
     # experts
     " moe-flag-on-dense ncmoe-beyond-layers ncmoe-counts-dense-layers ncpu-ffn-on-moe"
     " ncmoe-relieves-first-card-only expert-biases-on-host expert-off-its-owner up-gate-apart"
@@ -33,8 +34,8 @@ CODES: Final = frozenset(
     " layers-left-on-host no-tensor-split tensor-split-length split-mode-row rpc-with-row-split"
     " split-mode-tensor fit-switched-off fit-decides card-without-layers"
     # loading and speed
-    " mmap-with-host-experts slow-link-first prefill-on-first-card ubatch-above-batch"
-    " bench-ubatch-clamped draft-inherits-overrides"
+    " mmap-with-host-experts slow-link-first rpc-not-needed prefill-on-first-card"
+    " ubatch-above-batch bench-ubatch-clamped draft-inherits-overrides"
     # what llama.cpp refuses
     " mla-cache-types-differ quantised-v-without-flash-attention cache-type-not-whole-blocks"
     # what a log tells

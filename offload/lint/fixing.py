@@ -7,18 +7,20 @@ error is the answer. Everything that does not decide placement is kept as it was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from offload.device import Device
 from offload.emit import Launch, emit_bench_args, emit_server_args, make_launch
+from offload.emit.build import NEWEST, Build
+from offload.emit.ik import emit_ik_args
 from offload.errors import OffloadError
 from offload.ggml import TYPES_BY_NAME
-from offload.lint.case import Case, Machine, plan_options, usable_rules
+from offload.lint.case import Case, Machine, own_rules, plan_options
 from offload.lint.command import Command, Program, Setting, parse_command
 from offload.lint.finding import Finding, Severity
-from offload.lint.flags import COMMON, ENV, IK, LOAD_MODE_OF_REMOVED, REMOVED
+from offload.lint.flags import ENV, LOAD_MODE_OF_REMOVED, REMOVED
 from offload.model import Model
 from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
@@ -46,34 +48,36 @@ def fixed_command(
     case: Case,
     findings: Sequence[Finding],
     examine: Examine,
-    known_flags: Collection[str] | None = None,
+    build: Build = NEWEST,
 ) -> tuple[str, ...]:
     """The corrected argv; the command as given where nothing is wrong, () where nothing helps."""
     if all(f.severity is Severity.NOTE for f in findings):
         return _as_given(case.command)
     codes = {f.code for f in findings if f.severity is not Severity.NOTE}
     if case.model is None or not case.devices:
-        return _if_clean(_mended(case.command), case, examine, known_flags)
+        return _if_clean(_mended(case.command), case, examine, build)
     for devices, options in _candidates(case, codes):
         try:
             plan = make_plan(
-                case.model, devices, options, host_free_bytes=case.machine.host_free_bytes
+                case.model,
+                devices,
+                options,
+                host_free_bytes=case.machine.host_free_bytes,
+                with_advice=False,
             )
         except OffloadError:
             continue
         if not (plan.feasible or _reads_from_disk(plan)):
             continue
-        argv = _assembled(case, plan, known_flags)
-        if argv and _if_clean(argv, case, examine, known_flags):
+        argv = _assembled(case, plan, build)
+        if argv and _if_clean(argv, case, examine, build):
             return argv
     return ()
 
 
-def _if_clean(
-    argv: tuple[str, ...], case: Case, examine: Examine, known_flags: Collection[str] | None
-) -> tuple[str, ...]:
+def _if_clean(argv: tuple[str, ...], case: Case, examine: Examine, build: Build) -> tuple[str, ...]:
     """The argv, unless linting it again finds an error."""
-    _, found = examine(parse_command(argv, known_flags), case.model, case.machine)
+    _, found = examine(parse_command(argv, build.flags), case.model, case.machine)
     return () if any(f.severity is Severity.ERROR for f in found) else argv
 
 
@@ -90,11 +94,15 @@ def _candidates(case: Case, codes: set[str]) -> Iterator[tuple[tuple[Device, ...
         # only the first place matters, so that the rest keeps the user's order
         best = max(range(len(devices)), key=lambda d: devices[d].link_bytes_per_s or 0)
         devices = (devices[best], *devices[:best], *devices[best + 1 :])
-    rules = () if codes & _RULE_CODES else usable_rules(case.matches, devices)
+    is_faulty = bool(codes & _RULE_CODES)
+    rules = () if is_faulty else own_rules(case.matches, devices)
+    n_cpu_moe = max((o.n_layers for o in settings.overrides if o.flag == "-ncmoe"), default=0)
     options = replace(
         plan_options(case.model, settings, devices, rules, case.machine.margin_bytes),
         strategy=Strategy.OWN,
         n_ctx=settings.n_ctx,
+        cpu_moe=not is_faulty and any(o.flag == "-cmoe" for o in settings.overrides),
+        n_cpu_moe=None if is_faulty else n_cpu_moe or None,
         tensor_split=settings.tensor_split if len(devices) == len(case.devices) else None,
         n_batch=max(settings.n_batch, settings.n_ubatch),
         load_mode=None if "mmap-with-host-experts" in codes else settings.load_mode,
@@ -108,7 +116,7 @@ def _candidates(case: Case, codes: set[str]) -> Iterator[tuple[tuple[Device, ...
     if "layers-left-on-host" in codes:
         options = replace(options, n_gpu_layers=None)
     yield devices, options
-    options = replace(options, override_rules=(), n_gpu_layers=None)
+    options = replace(options, override_rules=(), cpu_moe=False, n_cpu_moe=None, n_gpu_layers=None)
     yield devices, options
     options = replace(options, tensor_split=None, load_mode=None)
     yield devices, options
@@ -136,10 +144,12 @@ def _prefix(command: Command) -> tuple[str, ...]:
     return ("env", *words) if needs_env else words
 
 
-def _kept(settings: Sequence[Setting]) -> Iterator[str]:
+def _kept(settings: Sequence[Setting], is_ik: bool) -> Iterator[str]:
     """Flags that do not decide placement, as they were written."""
     for setting in settings:
-        is_gone = setting.name in REMOVED or setting.is_env or not setting.name
+        is_mode = setting.name in LOAD_MODE_OF_REMOVED
+        is_gone = is_mode or (setting.name in REMOVED and not is_ik)
+        is_gone |= setting.is_env or not setting.name or setting.name == "--fit-margin"
         if not is_gone and setting.name not in _OWNED:
             yield from setting.words
 
@@ -167,20 +177,21 @@ def _mended(command: Command) -> tuple[str, ...]:
     return (*prefix, *command.program, *words)
 
 
-def _assembled(case: Case, plan: Plan, known_flags: Collection[str] | None) -> tuple[str, ...]:
-    """The plan's flags and what the user wrote besides; () where the build cannot say it."""
+def _assembled(case: Case, plan: Plan, build: Build) -> tuple[str, ...]:
+    """The plan's flags and what the user wrote besides; () where the program cannot be told."""
     command = case.command
+    program = command.program[-1]
     launch: Launch = replace(make_launch(plan), model_path=case.settings.model_path or "")
-    if command.kind is Program.BENCH:
-        argv = emit_bench_args(launch, command.program[-1])
-        return (*_prefix(command), *command.program[:-1], *argv, *_kept(command.settings))
     if command.kind is Program.OTHER:
         launch = replace(launch, n_parallel=None)
-    known = frozenset(known_flags) if known_flags is not None else None
-    if command.is_ik:
-        known = frozenset((*COMMON, *IK)) - {"-fit", "--load-mode", "-lm"}
     try:
-        argv = emit_server_args(launch, command.program[-1], known)
+        if command.kind is Program.BENCH:
+            argv = emit_bench_args(launch, program, build)
+        elif command.is_ik:
+            argv = emit_ik_args(launch, program)
+        else:
+            argv = emit_server_args(launch, program, build=build)
     except OffloadError:
         return ()
-    return (*_prefix(command), *command.program[:-1], *argv, *_kept(command.settings))
+    kept = _kept(command.settings, command.is_ik)
+    return (*_prefix(command), *command.program[:-1], *argv, *kept)

@@ -8,12 +8,14 @@ ggml/src/ggml-backend.cpp), the batch limits of `llama_context` (src/llama-conte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from offload.errors import OffloadError
 from offload.lint.case import Case
 from offload.lint.command import Program
 from offload.lint.finding import Finding, note, warning
 from offload.model import Tensor
-from offload.plan import Plan
+from offload.plan import Plan, make_plan
 from offload.split import HOST
 from offload.units import format_gib
 
@@ -25,10 +27,42 @@ def load_findings(case: Case) -> Iterator[Finding]:
     plan = case.plan
     if plan is None or not plan.devices:
         return
+    yield from _needless_rpc(case, plan)
     on_host = host_experts(plan)
     if on_host:
         yield from _mapped(case, plan, on_host)
         yield from _streaming(case, plan)
+
+
+def _needless_rpc(case: Case, plan: Plan) -> Iterator[Finding]:
+    """Every device more is a crossing more, and over a network it costs most."""
+    local = [card for card in plan.devices if card.endpoint is None]
+    if not local or len(local) == len(plan.devices) or plan.short_bytes:
+        return
+    if plan.model.size_bytes > sum(card.memory_free_bytes for card in local):
+        return
+    shares = tuple(float(card.memory_free_bytes) for card in local) if local[1:] else None
+    options = replace(
+        plan.options, tensor_split=shares, override_rules=(), margin_bytes=plan.margins_bytes[:1]
+    )
+    try:
+        alone = make_plan(
+            plan.model,
+            local,
+            options,
+            host_free_bytes=plan.host_free_bytes,
+            with_advice=False,
+        )
+    except OffloadError:
+        return
+    if alone.feasible:
+        names = ",".join(card.name for card in local)
+        yield warning(
+            "rpc-not-needed",
+            f"all of it fits on {names}: each RPC device adds a crossing of the network to every"
+            " token, and a slow one has been seen to cost a factor of five",
+            f"-dev {names}, without --rpc",
+        )
 
 
 def host_experts(plan: Plan) -> list[Tensor]:

@@ -94,7 +94,7 @@ def log_findings(logs: Sequence[Sequence[str]], plan: Plan | None = None) -> Ite
     yield from found
     if any(f.code in _EXPLAINS for f in found):
         return
-    told = printable(telling_line(lines))
+    told = printable(telling_line(line for line in lines if not _FIT_FAILED.search(line)))
     if told and _is_bad(told):
         yield error("llama-stopped", f"llama.cpp's own words: {told[:300]}")
     elif not found:

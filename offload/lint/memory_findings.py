@@ -93,7 +93,7 @@ def _owned(plan: Plan, device: int) -> str:
     owned = f"It owns the layers {ranges(layers)}{output}" if layers else "It owns no layer"
     if not plan.model.expert_tensors or not layers:
         return owned
-    relieved = [il for il in layers if il in set(plan.experts_on_host(device))]
+    relieved = plan.experts_on_host(device)
     if relieved:
         return f"{owned}; experts of {ranges(relieved)} are on the host"
     return f"{owned}; the experts of none of them are on the host"
@@ -128,38 +128,38 @@ def _relief(case: Case, plan: Plan, device: int) -> str:
             f"even with all experts of its layers on the host {name} is short: give it fewer layers"
             " by -ts, or a smaller context (-c, -ctk q8_0 -ctv q8_0)"
         )
-    moved = {t.name for t in chosen}
-    elsewhere = [n for n in plan.model.tensor_names if n not in plan.placement.placed]
-    rule = make_rules(moved, elsewhere)[0] if moved <= set(elsewhere) else None
+    rule = make_rules({t.name for t in chosen}, plan.model.tensor_names)[0]
     layers = sorted({t.il for t in chosen if t.il is not None})
-    how = f" -ot '{rule.pattern}=CPU'" if rule is not None else ""
-    return f"send the experts of its own layers {ranges(layers)} to the host:{how}"
+    return (
+        f"send the experts of its own layers {ranges(layers)} to the host: -ot '{rule.pattern}=CPU'"
+    )
 
 
 def _first_card_only(case: Case, plan: Plan) -> Iterator[Finding]:
-    """`-ncmoe N` and a card that none of the first N layers belong to."""
+    """`-ncmoe N` spent on the cards before the one that is short."""
     n = max((o.n_layers for o in case.settings.overrides if o.flag == "-ncmoe"), default=0)
     if not n or len(plan.devices) < 2:
         return
-    short = [
-        d for d in range(len(plan.devices)) if over_bytes(plan, d) > 0 and plan.split.layers_of(d)
-    ]
-    relieved = [d for d in range(len(plan.devices)) if plan.experts_on_host(d)]
-    missed = [d for d in short if min(plan.split.layers_of(d)) >= n]
-    partly = [d for d in short if d not in missed]
-    if not missed and not (partly and len(relieved) < len(plan.devices)):
+    with_experts = set(plan.model.expert_layers)
+    relieved, own = [], []
+    for d in range(len(plan.devices)):
+        relieved.append(len(plan.experts_on_host(d)))
+        own.append(len(with_experts.intersection(plan.split.layers_of(d))))
+    for d, card in enumerate(plan.devices):
+        if over_bytes(plan, d) <= 0 or relieved[d] == own[d] or not any(relieved[:d]):
+            continue
+        first = min(plan.split.layers_of(d))
+        shares = ", ".join(
+            f"{relieved[i]} of {own[i]} of {other.name}" for i, other in enumerate(plan.devices)
+        )
+        yield warning(
+            "ncmoe-relieves-first-card-only",
+            f"-ncmoe {n} relieves the first layers of the model, not of each card: experts of"
+            f" {shares}. {card.name} begins at layer {first}, so what it asks for does not move"
+            f" until N is above {first}",
+            "spread the relief over each card's own layers (see card-over-budget)",
+        )
         return
-    target = missed or partly
-    names = " and ".join(plan.devices[d].name for d in target)
-    helped = " and ".join(plan.devices[d].name for d in relieved) or "no card"
-    first = min(plan.split.layers_of(target[0]))
-    yield warning(
-        "ncmoe-relieves-first-card-only",
-        f"-ncmoe {n} relieves the layers 0-{n - 1}, which {helped} owns; {names} starts at layer"
-        f" {first}, and its demand does not move however N is raised up to there",
-        "spread the relief over each card's own layers (see card-over-budget), not over the first"
-        " ones of the model",
-    )
 
 
 def _host(case: Case, plan: Plan) -> Iterator[Finding]:
@@ -197,7 +197,10 @@ def _pipeline(case: Case, plan: Plan) -> Iterator[Finding]:
         return
     try:
         without = make_plan(
-            plan.model, plan.devices, replace(plan.options, override_rules=(_NO_TENSOR,))
+            plan.model,
+            plan.devices,
+            replace(plan.options, override_rules=(_NO_TENSOR,)),
+            with_advice=False,
         )
     except OffloadError:
         return

@@ -6,13 +6,15 @@ command. Pure but for a clock that bounds the time of hostile patterns.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from offload.emit.build import NEWEST, Build
 from offload.lint.case import (
     Case,
     Machine,
     choose_devices,
+    ik_options,
     plan_options,
     price_case,
     usable_rules,
@@ -63,11 +65,11 @@ def lint(
     model_refusal: str = "",
     machine: Machine | None = None,
     logs: Sequence[Sequence[str]] = (),
-    known_flags: Collection[str] | None = None,
+    build: Build = NEWEST,
 ) -> LintReport:
     """All findings about a command and the logs of its runs; either may be missing.
 
-    `model_refusal` says why the model could not be read.
+    `model_refusal` says why the model could not be read, `build` what the program knows.
     """
     machine = machine or Machine()
     if command is None:
@@ -78,7 +80,7 @@ def lint(
         found.append(_no_model(case, model_refusal))
     if logs:
         found += log_findings(logs, case.plan)
-    fixed = fixed_command(case, found, examine, known_flags)
+    fixed = fixed_command(case, found, examine, build)
     return LintReport(
         findings=tuple(sorted(_once(found), key=sort_key)), plan=case.plan, fixed_argv=fixed
     )
@@ -150,6 +152,9 @@ def _priced(case: Case) -> tuple[Case, list[Finding]]:
     rules = usable_rules(case.matches, case.devices)
     options = plan_options(model, settings, case.devices, rules, case.machine.margin_bytes)
     full, findings = price_case(model, case.devices, options, case.machine.host_free_bytes)
+    if full is not None and settings.is_ik and len(case.devices) > 1:
+        options = ik_options(full)
+        full, findings = price_case(model, case.devices, options, case.machine.host_free_bytes)
     plan = full
     if full is not None and _would_reduce(settings, full):
         smaller = replace(options, n_ctx=max(settings.fit_ctx, 256))

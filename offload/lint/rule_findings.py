@@ -160,7 +160,28 @@ def _extent(case: Case, match: Match, *, misspelt: bool) -> Iterator[Finding]:
         )
         return
     yield from _too_many_layers(case, match, loaded)
+    yield from _merged_experts(case, match)
     yield from _too_many_roles(match, [tensors[name] for name in match.taken & loaded])
+
+
+def _merged_experts(case: Case, match: Match) -> Iterator[Finding]:
+    """A pattern for gate and up experts in a model that has both in one tensor."""
+    assert case.model is not None
+    layers = {case.tensors[name].il for name in match.found}
+    merged = [
+        t
+        for t in case.model.expert_tensors
+        if "ffn_gate_up_exps" in t.name and t.il in layers and t.name not in match.found
+    ]
+    pattern = match.rule.pattern
+    if merged and "gate" in pattern and "up" in pattern:
+        yield warning(
+            "rule-misses-merged-experts",
+            f"{match.rule.text}: this model keeps gate and up experts in one tensor, e.g."
+            f" {merged[0].name}, which the rule does not find:"
+            f" {format_mib(sum(t.n_bytes for t in merged))} stay where they were",
+            r"\.ffn_(up|down|gate|gate_up)_(ch|)exps" + f"={match.rule.buffer_type}",
+        )
 
 
 def _too_many_layers(case: Case, match: Match, loaded: set[str]) -> Iterator[Finding]:

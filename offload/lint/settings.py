@@ -26,6 +26,7 @@ _BENCH_SHARES: Final = re.compile(r"[;/]+")
 _RANGE: Final = re.compile(r"(-?\d{1,10})(?:-(\d{1,10})(?:[+*]\d{1,10})?)?", re.ASCII)
 TRUTHY: Final = frozenset("on enabled true 1".split())
 FALSY: Final = frozenset("off disabled false 0".split())
+_IK_SPLIT_MODES: Final = ("graph", "attn")
 _BATCH_MAX: Final = 1 << 24
 
 
@@ -83,7 +84,7 @@ class Settings:
             flags.append("-ngl")
         if self.tensor_split is not None:
             flags.append("-ts")
-        if self.split_mode in ("row", "tensor"):
+        if self.split_mode not in ("layer", "none"):
             flags.append(f"-sm {self.split_mode}")
         flags += dict.fromkeys(override.flag for override in self.overrides)
         return tuple(flags)
@@ -312,7 +313,7 @@ def _set_devices(settings: Settings, setting: Setting) -> None:
 def _set_word(name: str, known: tuple[str, ...]) -> Callable[[Settings, Setting], None]:
     def handle(settings: Settings, setting: Setting) -> None:
         text = _values(settings, setting)[0]
-        if text in known:
+        if text in known or (name == "split_mode" and settings.is_ik and text in _IK_SPLIT_MODES):
             setattr(settings, name, text)
         else:
             _bad(settings, setting, f"one of {', '.join(known)}")

@@ -13,6 +13,7 @@ from typing import Final
 from offload.lint.case import Case
 from offload.lint.command import Program
 from offload.lint.finding import Finding, error, note, warning
+from offload.lint.memory_findings import over_bytes
 from offload.plan import Plan
 from offload.render.text import ranges
 from offload.split import HOST
@@ -56,12 +57,12 @@ def _split_mode(case: Case) -> Iterator[Finding]:
             )
         else:
             yield warning("split-mode-row", text, "-sm layer")
-    elif mode == "tensor":
+    elif mode not in ("layer", "none"):
         yield warning(
             "split-mode-tensor",
-            "-sm tensor is experimental: --fit refuses it, many architectures are not supported,"
-            " and what each card needs cannot be told from the header. Figures are those of"
-            " -sm layer",
+            f"-sm {mode} cuts every layer over all cards: --fit refuses it, many architectures are"
+            " not supported, and what each card needs cannot be told from the header. Figures are"
+            " those of -sm layer",
             "-sm layer",
         )
 
@@ -71,7 +72,7 @@ def _fit(case: Case) -> Iterator[Finding]:
     blockers = settings.blocks_fit
     if not settings.fit or not blockers or case.command.kind is Program.BENCH:
         return
-    listed = " and ".join(blockers)
+    listed, n_cards = " and ".join(blockers), len(case.devices)
     text = (
         f"{listed} set by you: --fit then gives up ('already set by user, abort') and llama.cpp"
         " loads unfitted, whether it fits or not"
@@ -80,7 +81,7 @@ def _fit(case: Case) -> Iterator[Finding]:
         yield warning(
             "fit-switched-off", text, f"either leave {listed} to --fit, or write -fit off"
         )
-    else:
+    elif case.plan is not None and any(over_bytes(case.plan, d) > 0 for d in range(n_cards)):
         yield note("fit-switched-off", f"--fit is on by default, but {text}", "-fit off")
 
 
