@@ -8,7 +8,7 @@ context and we stop at 32768.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -66,7 +66,7 @@ class PlanOptions:
     tensor_split: tuple[float, ...] | None = None
     split_mode: str = "layer"
     main_gpu: int = 0
-    override_rules: tuple[Rule, ...] = field(default=())
+    override_rules: tuple[Rule, ...] = ()
     n_cpu_moe: int | None = None
     cpu_moe: bool = False
     load_mode: str | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
@@ -58,23 +58,20 @@ class Solution:
         return sum(r.short_bytes for r in self.reliefs)
 
 
-@dataclass(slots=True, kw_only=True)
 class CardTable:
     """One card's costs with prefix sums: bytes of any range in constant time."""
 
-    layer_bytes: LayerBytes
-    budget_bytes: int
-    fixed_sum: list[int] = field(init=False)
-    expert_sum: list[int] = field(init=False)
-    unit_sizes: list[tuple[int, ...]] = field(init=False)
-    _memo: dict[tuple[int, int], Relief] = field(init=False, default_factory=dict)
+    __slots__ = ("_memo", "budget_bytes", "expert_sum", "fixed_sum", "layer_bytes", "unit_sizes")
 
-    def __post_init__(self) -> None:
-        self.fixed_sum = [0, *accumulate(self.layer_bytes.fixed_bytes)]
-        self.expert_sum = [0, *accumulate(self.layer_bytes.expert_bytes)]
+    def __init__(self, *, layer_bytes: LayerBytes, budget_bytes: int) -> None:
+        self.layer_bytes = layer_bytes
+        self.budget_bytes = budget_bytes
+        self.fixed_sum = [0, *accumulate(layer_bytes.fixed_bytes)]
+        self.expert_sum = [0, *accumulate(layer_bytes.expert_bytes)]
         self.unit_sizes = [
-            tuple(unit.n_bytes for unit in units) for units in self.layer_bytes.expert_units
+            tuple(unit.n_bytes for unit in units) for units in layer_bytes.expert_units
         ]
+        self._memo: dict[tuple[int, int], Relief] = {}
 
     def fixed(self, first: int, end: int) -> int:
         """Bytes that must stay when the card owns units [first, end)."""

@@ -10,7 +10,6 @@ and every operand from elsewhere is copied to the split's backend once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from offload.compute.graph import Graph, Node, Op, Outside, Source, Tensor, View
@@ -21,16 +20,18 @@ OFFLOAD_MIN_ROWS: Final = 32
 _IN_PLACE: Final = frozenset((Op.ROWWISE, Op.ROPE))
 
 
-@dataclass(slots=True)
 class Split:
     """Consecutive nodes on one backend, and what is copied there before they run.
 
     `copies` are pairs of the tensor, which must stay until then, and its copy.
     """
 
-    backend: int
-    nodes: list[Node] = field(default_factory=list)
-    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    __slots__ = ("backend", "copies", "nodes")
+
+    def __init__(self, backend: int) -> None:
+        self.backend = backend
+        self.nodes: list[Node] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []
 
 
 def assign_backends(graph: Graph, offloading: int | None) -> None:
@@ -65,6 +66,7 @@ def _fixed_backend(node: Node, host: int, offloading: int | None) -> int:
             if (
                 backend == host
                 and offloading is not None
+                and not source.stuck
                 and op is not Op.GET_ROWS
                 and node.rows >= OFFLOAD_MIN_ROWS
             ):
