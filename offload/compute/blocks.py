@@ -57,6 +57,7 @@ class Builder:
             weight = self.layer.weights[name]
             home = self._homes.get(weight.name, self.owner)
             found = self._weights[name] = Outside(weight.n_bytes, home, is_weight=True)
+            found.stuck = self.inputs.options.no_host and weight.repacks
         return found
 
     def first(self, *names: str) -> tuple[Outside, ...]:

@@ -24,7 +24,7 @@ from offload.context import ContextOptions
 from offload.model import Model
 from offload.split import HOST, LayerSplit
 
-_N_REPEATS: Final = 2
+_N_REPEATS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def _representatives(
 ) -> list[tuple[LayerFacts, object]]:
     """Layers that can make a difference, each with a key that tells all about it.
 
-    Each kind twice after each kind, and the last layer: after a layer only the residual
+    Each kind three times after each kind, and the last layer: after a layer only the residual
     stream is alive, so what a layer needs depends on itself and, by the holes it finds,
     a little on the one before. The bytes of weights on the host count, since they may be
     staged on a card.

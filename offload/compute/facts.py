@@ -7,11 +7,15 @@ names, and a number that is equal for layers whose graphs are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from offload.context import Cache
 from offload.hparams import HParams
 from offload.model import Model
+
+_REPACKED_TYPES: Final = frozenset(("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"))
+"""By a CPU with AVX2 (`ggml_repack_get_optimal_repack_type`, ggml/src/ggml-cpu/repack.cpp)."""
+_REPACKED_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,8 @@ class Weight:
     name: str
     n_bytes: int
     shape: tuple[int, ...]
+    repacks: bool
+    """The CPU keeps it in a layout of its own where it may; nobody else can use that."""
 
 
 Weights: TypeAlias = dict[str, Weight]
@@ -89,7 +95,12 @@ def _read(model: Model) -> ModelFacts:
             name = name.split(".", 2)[-1]
             home = by_layer[tensor.il]
             places[tensor.name] = (tensor.il, name, tensor.n_bytes)
-        home[name] = Weight(tensor.name, tensor.n_bytes, tensor.shape)
+        repacks = (
+            tensor.type.name in _REPACKED_TYPES
+            and len(tensor.shape) in (2, 3)
+            and tensor.shape[1] % _REPACKED_ROWS == 0
+        )
+        home[name] = Weight(tensor.name, tensor.n_bytes, tensor.shape, repacks)
     signatures: dict[object, int] = {}
     layers = []
     for il in range(hp.n_layer):

@@ -55,9 +55,12 @@ class Tensor:
 
 
 class Outside(Tensor):
-    """A tensor that no operation makes: a weight, a cache, or a leaf, perhaps an input."""
+    """A tensor that no operation makes: a weight, a cache, or a leaf, perhaps an input.
 
-    __slots__ = ("is_input", "is_leaf", "is_weight")
+    What is `stuck` can be read by its own backend only.
+    """
+
+    __slots__ = ("is_input", "is_leaf", "is_weight", "stuck")
 
     def __init__(
         self, n_bytes: int, backend: int, *, is_weight: bool = False, is_leaf: bool = False
@@ -66,6 +69,7 @@ class Outside(Tensor):
         self.is_weight = is_weight
         self.is_leaf = is_leaf
         self.is_input = False
+        self.stuck = False
 
 
 class Node(Tensor):

@@ -66,6 +66,7 @@ def _fixed_backend(node: Node, host: int, offloading: int | None) -> int:
             if (
                 backend == host
                 and offloading is not None
+                and not source.stuck
                 and op is not Op.GET_ROWS
                 and node.rows >= OFFLOAD_MIN_ROWS
             ):
