@@ -26,6 +26,9 @@ from offload.split import HOST, LayerSplit
 
 _N_REPEATS: Final = 3
 
+_ROWS_BEFORE_NORM: Final = frozenset(("gpt-oss", "kimi-k3"))
+"""Models that keep only the rows of outputs after the last layer, but before the last norm."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeBytes:
@@ -177,12 +180,16 @@ def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backen
     rows = inputs.n_outputs
     head = weights.get("output") or weights["token_embd"]
     norm = weights.get("output_norm")
+    takes_rows = facts.arch in OUTPUTS_AFTER_LAYERS
+    n_bytes = facts.hp.n_embd * rows * F32
+    if takes_rows and facts.arch in _ROWS_BEFORE_NORM:
+        x = graph.add(Op.GET_ROWS, n_bytes, x, inputs.out_ids, rows=rows)
+        takes_rows = False
     x = graph.add(Op.ROWWISE, x.n_bytes, x, rows=rows)
     if norm is not None:
         gamma = Outside(norm.n_bytes, backend, is_weight=True)
         x = graph.add(Op.ROWWISE, x.n_bytes, x, gamma, rows=rows)
-    if facts.arch in OUTPUTS_AFTER_LAYERS:
-        n_bytes = facts.hp.n_embd * rows * F32
+    if takes_rows:
         x = graph.add(Op.GET_ROWS, n_bytes, x, inputs.out_ids, rows=rows)
     matrix = Outside(head.n_bytes, backend, is_weight=True)
     graph.add(Op.FRESH, head.shape[1] * rows * F32, matrix, x, rows=rows)

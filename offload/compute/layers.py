@@ -17,7 +17,8 @@ from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_
 from offload.compute.sketches import add_scratch
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
-    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35".split()
+    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35 bailingmoe3 hy_v3"
+    " hy_v4 kimi-k3 nemotron_h nemotron_h_moe".split()
 )
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
