@@ -39,7 +39,7 @@ _RULE_CODES: Final = frozenset(
     " moe-flag-on-dense ncpu-ffn-on-moe ncmoe-relieves-first-card-only expert-off-its-owner"
     " up-gate-apart kv-elsewhere mtp-on-host".split()
 )
-_SPLIT_CODES: Final = frozenset(("tensor-split-length", "card-without-layers"))
+_SPLIT_CODES: Final = frozenset(("tensor-split-length", "kv-elsewhere", "expert-off-its-owner"))
 _CONTEXTS: Final = (131072, 65536, 32768, 16384, 8192, 4096)
 _Q8_0: Final = TYPES_BY_NAME["Q8_0"]
 
@@ -56,27 +56,43 @@ def fixed_command(
     codes = {f.code for f in findings if f.severity is not Severity.NOTE}
     if case.model is None or not case.devices:
         return _if_clean(_mended(case.command), case, examine, build)
+    best: tuple[int, tuple[str, ...]] | None = None
     for devices, options in _candidates(case, codes):
-        try:
-            plan = make_plan(
-                case.model,
-                devices,
-                options,
-                host_free_bytes=case.machine.host_free_bytes,
-                with_advice=False,
-            )
-        except OffloadError:
+        plan = _planned(case, devices, options)
+        if plan is None:
             continue
-        if not (plan.feasible or _reads_from_disk(plan)):
-            continue
-        argv = _assembled(case, plan, build)
-        if argv and _if_clean(argv, case, examine, build):
+        n_hosted = len(plan.split.layers_of(HOST))
+        if best is not None and n_hosted >= best[0]:
+            break
+        argv = _if_clean(_assembled(case, plan, build), case, examine, build)
+        if argv and not n_hosted:
             return argv
-    return ()
+        if argv:
+            # whole layers on the host are the last resort: asking for less may need none
+            best = (n_hosted, argv)
+    return () if best is None else best[1]
+
+
+def _planned(case: Case, devices: tuple[Device, ...], options: PlanOptions) -> Plan | None:
+    """The plan, if it fits."""
+    assert case.model is not None
+    try:
+        plan = make_plan(
+            case.model,
+            devices,
+            options,
+            host_free_bytes=case.machine.host_free_bytes,
+            with_advice=False,
+        )
+    except OffloadError:
+        return None
+    return plan if plan.feasible or _reads_from_disk(plan) else None
 
 
 def _if_clean(argv: tuple[str, ...], case: Case, examine: Examine, build: Build) -> tuple[str, ...]:
     """The argv, unless linting it again finds an error."""
+    if not argv:
+        return ()
     _, found = examine(parse_command(argv, build.flags), case.model, case.machine)
     return () if any(f.severity is Severity.ERROR for f in found) else argv
 
@@ -94,6 +110,8 @@ def _candidates(case: Case, codes: set[str]) -> Iterator[tuple[tuple[Device, ...
         # only the first place matters, so that the rest keeps the user's order
         best = max(range(len(devices)), key=lambda d: devices[d].link_bytes_per_s or 0)
         devices = (devices[best], *devices[:best], *devices[best + 1 :])
+    if "rpc-not-needed" in codes:
+        devices = tuple(card for card in devices if card.endpoint is None)
     is_faulty = bool(codes & _RULE_CODES)
     rules = () if is_faulty else own_rules(case.matches, devices)
     n_cpu_moe = max((o.n_layers for o in settings.overrides if o.flag == "-ncmoe"), default=0)
@@ -105,8 +123,10 @@ def _candidates(case: Case, codes: set[str]) -> Iterator[tuple[tuple[Device, ...
         n_cpu_moe=None if is_faulty else n_cpu_moe or None,
         tensor_split=settings.tensor_split if len(devices) == len(case.devices) else None,
         n_batch=max(settings.n_batch, settings.n_ubatch),
-        load_mode=None if "mmap-with-host-experts" in codes else settings.load_mode,
-        rpc=",".join(settings.rpc) or None,
+        load_mode=settings.load_mode
+        if settings.sets_load_mode and "mmap-with-host-experts" not in codes
+        else None,
+        rpc=",".join(settings.rpc) or None if len(devices) == len(case.devices) else None,
         device_names=tuple(card.name for card in devices)
         if settings.device_names is not None or devices != case.devices
         else (),
@@ -193,5 +213,12 @@ def _assembled(case: Case, plan: Plan, build: Build) -> tuple[str, ...]:
             argv = emit_server_args(launch, program, build=build)
     except OffloadError:
         return ()
-    kept = _kept(command.settings, command.is_ik)
+    kept = list(_kept(command.settings, command.is_ik))
+    if (
+        command.kind is Program.BENCH
+        and (case.settings.n_prompt or launch.n_ubatch) < launch.n_ubatch
+    ):
+        # a prompt shorter than the ubatch hides what is to be measured
+        kept = [word for s in command.settings if s.name != "-p" for word in _kept([s], False)]
+        kept += ["-p", str(launch.n_ubatch)]
     return (*_prefix(command), *command.program[:-1], *argv, *kept)

@@ -150,12 +150,13 @@ def _first_card_only(case: Case, plan: Plan) -> Iterator[Finding]:
             continue
         first = min(plan.split.layers_of(d))
         shares = ", ".join(
-            f"{relieved[i]} of {own[i]} of {other.name}" for i, other in enumerate(plan.devices)
+            f"{relieved[i]} of the {own[i]} layers of {other.name}"
+            for i, other in enumerate(plan.devices)
         )
         yield warning(
             "ncmoe-relieves-first-card-only",
             f"-ncmoe {n} relieves the first layers of the model, not of each card: experts of"
-            f" {shares}. {card.name} begins at layer {first}, so what it asks for does not move"
+            f" {shares} are on the host. {card.name} begins at layer {first}, so what it asks for does not move"
             f" until N is above {first}",
             "spread the relief over each card's own layers (see card-over-budget)",
         )

@@ -66,6 +66,7 @@ class Settings:
     device_names: tuple[str, ...] | None = None
     rpc: tuple[str, ...] = ()
     load_mode: str = "auto"
+    sets_load_mode: bool = False
     fit: bool = True
     fit_wanted: bool = False
     fit_ctx: int = 4096
@@ -104,6 +105,7 @@ def read_settings(command: Command) -> Settings:
             handler(settings, setting)
         elif setting.name in LOAD_MODE_OF_REMOVED:
             settings.load_mode = LOAD_MODE_OF_REMOVED[setting.name]
+            settings.sets_load_mode = True
     if command.kind is Program.BENCH:
         _set_bench_context(settings, command)
     return settings
@@ -321,6 +323,11 @@ def _set_word(name: str, known: tuple[str, ...]) -> Callable[[Settings, Setting]
     return handle
 
 
+def _set_load_mode(settings: Settings, setting: Setting) -> None:
+    _set_word("load_mode", LOAD_MODES)(settings, setting)
+    settings.sets_load_mode = settings.load_mode != "auto"
+
+
 def _set_rpc(settings: Settings, setting: Setting) -> None:
     settings.rpc = tuple(part for part in setting.values[-1].split(",") if part)
 
@@ -380,7 +387,7 @@ _HANDLERS: Final[dict[str, Callable[[Settings, Setting], None]]] = {
     "-dev": _set_devices,
     "--rpc": _set_rpc,
     "-rpc": _set_rpc,
-    "-lm": _set_word("load_mode", LOAD_MODES),
+    "-lm": _set_load_mode,
     "-fit": _set_fit,
     "-fitt": _set_fit_target,
     "-fitc": _set_fit_ctx,
