@@ -45,13 +45,13 @@ class Coefficients:
     """All coefficients of one machine with what their errors have in common.
 
     `covariance` holds the covariance of two coefficients by their names in order; pairs that
-    are missing are independent (the squares are the standard errors'). `residual_sd` is the
-    relative scatter of a run around the model.
+    are missing are independent (the squares are the standard errors'). `residual_sds` is the
+    relative scatter of a run around the model, by phase (`decode`, `prefill`).
     """
 
     table: Mapping[str, Coefficient]
     covariance: Mapping[tuple[str, str], float]
-    residual_sd: float
+    residual_sds: Mapping[str, float]
     source: str
 
     def covariance_of(self, a: str, b: str) -> float:
@@ -110,12 +110,18 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
 def _interval_factor(
     terms: list[tuple[str, float, bool]], seconds: float, coefficients: Coefficients
 ) -> float:
-    variance = (coefficients.residual_sd * seconds) ** 2
+    variance = 0.0
+    by_phase: dict[str, float] = {}
     amounts: dict[str, float] = {}
     for name, amount, is_borrowed in terms:
+        phase = name.partition(".")[0]
+        part_s = amount * coefficients.table[name].value
+        by_phase[phase] = by_phase.get(phase, 0.0) + part_s
         amounts[name] = amounts.get(name, 0.0) + amount
         if is_borrowed:
-            variance += (_BORROWED_SD * amount * coefficients.table[name].value) ** 2
+            variance += (_BORROWED_SD * part_s) ** 2
+    for phase, part_s in by_phase.items():
+        variance += (coefficients.residual_sds.get(phase, 0.0) * part_s) ** 2
     names = tuple(amounts)
     for i, a in enumerate(names):
         for b in names[i:]:

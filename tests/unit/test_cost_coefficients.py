@@ -13,7 +13,9 @@ def coefficients(residual_sd: float = 0.0, **values: float) -> Coefficients:
     for key, value in values.items():
         name = key.replace("__", ".")
         table[name] = Coefficient(name=name, value=value, unit="s", standard_error=value / 100)
-    return Coefficients(table=table, covariance={}, residual_sd=residual_sd, source="measured")
+    return Coefficients(
+        table=table, covariance={}, residual_sds={"decode": residual_sd}, source="measured"
+    )
 
 
 def test_seconds_add() -> None:
@@ -51,6 +53,6 @@ def test_opposite_errors_cancel() -> None:
     """Coefficients known only by their sum predict that sum narrowly."""
     names = ("decode.const", "decode.hop")
     table = {n: Coefficient(name=n, value=1.0, unit="s", standard_error=0.5) for n in names}
-    known = Coefficients(table=table, covariance={names: -0.25}, residual_sd=0.0, source="measured")
+    known = Coefficients(table=table, covariance={names: -0.25}, residual_sds={}, source="measured")
     both = predict(Work(amounts=dict.fromkeys(names, 1.0)), known)
     assert both is not None and both.high_s / both.low_s == pytest.approx(1.0)

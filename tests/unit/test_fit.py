@@ -1,0 +1,117 @@
+"""Does the fit find coefficients that it was given, say how sure it is, and what it cannot know?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from offload.cost import Coefficient, Coefficients, Work, predict
+from tuner.fit import Run, advice_for, fit, rank_next_runs, solve_nnls
+
+TRUTH = {"decode.const": 1e-3, "decode.read.CPU.Q4_K": 2e-11, "decode.read.CUDA0.Q4_K": 2e-12}
+
+
+def run_of(amounts: Mapping[str, float], factor: float = 1.0, noise: float = 0.005) -> Run:
+    """A run that takes what TRUTH says, times `factor`."""
+    seconds = sum(TRUTH[name] * amount for name, amount in amounts.items())
+    work = Work(amounts={n: a for n, a in amounts.items() if a})
+    return Run(label=str(amounts), work=work, seconds=seconds * factor, noise=noise)
+
+
+def amounts(card: float, host: float) -> dict[str, float]:
+    """Bytes read on the card and on the host for one token."""
+    return {
+        "decode.const": 1.0,
+        "decode.read.CPU.Q4_K": host,
+        "decode.read.CUDA0.Q4_K": card,
+    }
+
+
+def test_nnls_agrees_with_brute_force() -> None:
+    """The active set ends at the best of all 2^n subsets of free coefficients."""
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        left, right = rng.normal(size=(6, 4)), rng.normal(size=6)
+        best = np.inf
+        for bits in range(16):
+            free = [j for j in range(4) if bits >> j & 1]
+            x = np.zeros(4)
+            if free:
+                x[free] = np.linalg.lstsq(left[:, free], right, rcond=None)[0]
+            if (x >= 0).all():
+                best = min(best, float(np.sum((left @ x - right) ** 2)))
+        found = solve_nnls(left, right)
+        assert (found >= 0).all()
+        assert float(np.sum((left @ found - right) ** 2)) == pytest.approx(best, rel=1e-9)
+
+
+def test_exact_runs_give_the_coefficients_back() -> None:
+    """Noiseless runs that part all features: each coefficient within 1 %."""
+    runs = [run_of(amounts(c, h)) for c, h in [(9e9, 0), (1e8, 1e8), (1e9, 1e9), (2e9, 5e7)]]
+    found = fit(runs)
+    assert not found.unidentified
+    for name, value in TRUTH.items():
+        assert found.coefficients.table[name].value == pytest.approx(value, rel=0.01)
+
+
+def test_amounts_that_never_part_are_named_and_their_sum_is_known() -> None:
+    """Constant and card bytes always alike: both unidentified, yet such runs are predicted."""
+    runs = [run_of(amounts(1e9, h)) for h in (0, 1e8, 5e8, 1e9)]
+    found = fit(runs)
+    assert {u.feature for u in found.unidentified} & {"decode.const", "decode.read.CUDA0.Q4_K"}
+    assert found.condition_numbers["decode"] > 1e6
+    seen = predict(Work(amounts=amounts(1e9, 2e8)), found.coefficients)
+    other = predict(Work(amounts=amounts(8e9, 2e8)), found.coefficients)
+    assert seen is not None and other is not None
+    assert seen.high_s / seen.low_s < 1.3 < other.high_s / other.low_s
+
+
+def test_an_outlier_is_marked_and_hardly_moves_the_fit() -> None:
+    """One run three times too slow stays in the list, marked; the others' fit stands."""
+    pairs = [(c * 1e9, h * 1e8) for c in (1, 4, 9) for h in (0, 2, 8)]
+    runs = [run_of(amounts(c, h)) for c, h in pairs]
+    runs.append(run_of(amounts(4e9, 2e8), factor=3.0))
+    found = fit(runs)
+    assert [r.is_outlier for r in found.residuals] == [False] * len(pairs) + [True]
+    assert found.coefficients.table["decode.read.CPU.Q4_K"].value == pytest.approx(2e-11, rel=0.1)
+
+
+def test_prior_holds_where_the_runs_are_silent() -> None:
+    """A feature the runs cannot part from another keeps the value it had before."""
+    name = "decode.read.CUDA0.Q4_K"
+    table = {
+        name: Coefficient(name=name, value=2e-12, unit="s/byte", standard_error=2e-13),
+    }
+    prior = Coefficients(table=table, covariance={}, residual_sds={}, source="prior")
+    runs = [run_of(amounts(1e9, h)) for h in (0, 1e8, 5e8, 1e9)]
+    found = fit(runs, prior)
+    assert found.coefficients.table[name].value == pytest.approx(2e-12, rel=0.1)
+    assert found.coefficients.table["decode.const"].value == pytest.approx(1e-3, rel=0.3)
+
+
+def test_the_next_run_is_the_one_least_known() -> None:
+    """Of two candidates the one that parts what the runs left together comes first."""
+    found = fit([run_of(amounts(1e9, h)) for h in (0, 1e8, 5e8, 1e9)])
+    ranked = rank_next_runs(
+        found,
+        {"again": Work(amounts=amounts(1e9, 5e8)), "more": Work(amounts=amounts(8e9, 0))},
+    )
+    assert [label for label, _ in ranked] == ["more", "again"]
+
+
+def test_phases_do_not_mix() -> None:
+    """Decode and prefill runs are fitted apart and predicted with their own scatter."""
+    runs = [run_of(amounts(c, h)) for c, h in [(9e9, 0), (1e8, 1e8), (1e9, 1e9), (2e9, 5e7)]]
+    work = Work(amounts={"prefill.const": 1.0})
+    runs += [Run(label=str(s), work=work, seconds=s) for s in (1.0, 1.4, 0.7, 1.2)]
+    found = fit(runs).coefficients
+    assert found.residual_sds["prefill"] > 5 * found.residual_sds["decode"]
+    assert found.table["prefill.const"].value == pytest.approx(1.0, rel=0.2)
+
+
+def test_every_kind_of_feature_has_advice() -> None:
+    """What is not identifiable comes with a run that would settle it."""
+    assert "depth" in advice_for("decode.context.CUDA0")
+    assert advice_for("something.new")
