@@ -230,6 +230,7 @@ def cache_types(model: Model, settings: Settings) -> tuple[GGMLType, GGMLType]:
             k = F16
         if any(hp.n_embd_head_v(il) % v.block_size for il in layers):
             v = F16
-    if (hp.is_mla or model.arch == "deepseek4") and k is not v:
-        k = v = F16
+    # keys and values of such a cache are one, and so have one type
+    if (hp.is_mla or model.arch == "deepseek4") and (k is not v or not has_flash):
+        k = v = k if not k.is_quantized else F16
     return k, v

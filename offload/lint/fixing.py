@@ -57,13 +57,15 @@ def fixed_command(
     if case.model is None or not case.devices:
         return _if_clean(_mended(case.command), case, examine, build)
     best: tuple[int, tuple[str, ...]] | None = None
-    for devices, options in _candidates(case, codes):
+    for devices, options, is_last_resort in _candidates(case, codes):
+        if best is not None and is_last_resort:
+            break
         plan = _planned(case, devices, options)
         if plan is None:
             continue
         n_hosted = len(plan.split.layers_of(HOST))
         if best is not None and n_hosted >= best[0]:
-            break
+            continue
         argv = _if_clean(_assembled(case, plan, build), case, examine, build)
         if argv and not n_hosted:
             return argv
@@ -102,8 +104,10 @@ def _reads_from_disk(plan: Plan) -> bool:
     return set(plan.short_bytes) == {HOST} and plan.options.load_mode == "mmap"
 
 
-def _candidates(case: Case, codes: set[str]) -> Iterator[tuple[tuple[Device, ...], PlanOptions]]:
-    """What to ask the planner, the nearest to the user's words first."""
+def _candidates(
+    case: Case, codes: set[str]
+) -> Iterator[tuple[tuple[Device, ...], PlanOptions, bool]]:
+    """What to ask the planner, the nearest to the user's words first; True for a last resort."""
     settings, devices = case.settings, case.devices
     assert case.model is not None
     if "slow-link-first" in codes:
@@ -135,13 +139,13 @@ def _candidates(case: Case, codes: set[str]) -> Iterator[tuple[tuple[Device, ...
         options = replace(options, tensor_split=None)
     if "layers-left-on-host" in codes:
         options = replace(options, n_gpu_layers=None)
-    yield devices, options
+    yield devices, options, False
     options = replace(options, override_rules=(), cpu_moe=False, n_cpu_moe=None, n_gpu_layers=None)
-    yield devices, options
+    yield devices, options, False
     options = replace(options, tensor_split=None, load_mode=None)
-    yield devices, options
-    yield from ((devices, smaller) for smaller in _smaller(case, options))
-    yield devices, replace(options, load_mode="mmap")
+    yield devices, options, False
+    yield from ((devices, smaller, True) for smaller in _smaller(case, options))
+    yield devices, replace(options, load_mode="mmap"), True
 
 
 def _smaller(case: Case, options: PlanOptions) -> Iterator[PlanOptions]:
@@ -214,11 +218,9 @@ def _assembled(case: Case, plan: Plan, build: Build) -> tuple[str, ...]:
     except OffloadError:
         return ()
     kept = list(_kept(command.settings, command.is_ik))
-    if (
-        command.kind is Program.BENCH
-        and (case.settings.n_prompt or launch.n_ubatch) < launch.n_ubatch
-    ):
+    n_prompt, n_ubatch = case.settings.n_prompt, launch.n_ubatch
+    if command.kind is Program.BENCH and n_prompt and n_prompt < n_ubatch:
         # a prompt shorter than the ubatch hides what is to be measured
         kept = [word for s in command.settings if s.name != "-p" for word in _kept([s], False)]
-        kept += ["-p", str(launch.n_ubatch)]
+        kept += ["-p", str(n_ubatch)]
     return (*_prefix(command), *command.program[:-1], *argv, *kept)

@@ -156,8 +156,8 @@ def _first_card_only(case: Case, plan: Plan) -> Iterator[Finding]:
         yield warning(
             "ncmoe-relieves-first-card-only",
             f"-ncmoe {n} relieves the first layers of the model, not of each card: experts of"
-            f" {shares} are on the host. {card.name} begins at layer {first}, so what it asks for does not move"
-            f" until N is above {first}",
+            f" {shares} are on the host. {card.name} begins at layer {first}, so what it asks for"
+            f" does not move until N is above {first}",
             "spread the relief over each card's own layers (see card-over-budget)",
         )
         return
