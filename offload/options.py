@@ -72,6 +72,9 @@ class PlanOptions:
     load_mode: str | None = None
     device_names: tuple[str, ...] = ()
     rpc: str | None = None
+    llama_build: int | None = None
+    """Build of the llama.cpp that will run the plan (11434 for b11434); None: nobody said."""
+
     margin_bytes: tuple[int, ...] = (DEFAULT_MARGIN_BYTES,)
     strategy: Strategy = Strategy.OWN
 
@@ -82,6 +85,7 @@ class PlanOptions:
         _check_range("-np", self.n_parallel, 1, 256)
         _check_range("-ngl", self.n_gpu_layers, -2, 1 << 20)
         _check_range("-ncmoe", self.n_cpu_moe, 0, 1 << 20)
+        _check_range("build", self.llama_build, 0, 1 << 31)
         if self.split_mode not in SPLIT_MODES:
             raise UsageError(
                 f"-sm {self.split_mode!r} cannot be planned; use one of {', '.join(SPLIT_MODES)}"

@@ -182,6 +182,8 @@ def resolve_context(model: Model, options: PlanOptions) -> ContextOptions:
         flash_attn=options.flash_attn is not False and model.has_flash_attn,
         swa_full=options.swa_full,
         offload_kqv=options.offload_kqv,
+        no_host=options.no_host,
+        llama_build=options.llama_build,
     )
 
 
