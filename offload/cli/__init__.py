@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Final
 
-COMMANDS: Final = ("plan", "inspect", "devices", "emit", "lint", "verify", "generate")
+COMMANDS: Final = ("plan", "inspect", "devices", "emit", "lint", "verify", "generate", "serve")
 
 
 def main() -> None:

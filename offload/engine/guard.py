@@ -4,8 +4,9 @@
 the read end of a pipe that only our own process holds the write end of: when
 that closes, for whatever reason, the program is killed. Where the kernel can
 (Linux), the program is also tied to the guard itself, so that killing the
-guard with SIGKILL leaves no orphan either. Exits as the program does, 128 +
-signal when a signal ended it.
+guard with SIGKILL leaves no orphan either. SIGTERM is passed on: it is how the
+program is asked to end in its own time. Exits as the program does, 128 + signal
+when a signal ended it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
         os._exit(128 + signal.SIGKILL)
 
     watch_lifeline(int(argv[0]), kill)
+    signal.signal(signal.SIGTERM, lambda *_: program.terminate())
     code = program.wait()
     return code if code >= 0 else 128 - code
 

