@@ -11,13 +11,13 @@ value, while sums of them that were measured stay narrow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.cost import Coefficient, Coefficients, Work
+from offload.cost import Coefficient, Coefficients, Work, add_waiting
 
 Array = NDArray[np.float64]
 
@@ -32,6 +32,10 @@ _OUTLIER_DEVIATIONS: Final = 4.0
 _HUBER_DEVIATIONS: Final = 2.0
 _ROUNDS: Final = 30
 
+_ROUNDS_TOLERANCE: Final = 1e-3
+
+WAIT_SD: Final = 0.3
+"""How much slower cards that wait were on recorded machines: between not at all and a half."""
 _IDENTIFIED_MIN: Final = 0.5
 """A coefficient is identified where the runs explain this share of what is known about it."""
 
@@ -87,16 +91,18 @@ class Fit:
     condition_numbers: Mapping[str, float]
 
 
-def fit(runs: Sequence[Run], prior: Coefficients | None = None) -> Fit:
+def fit(runs: Sequence[Run], prior: Coefficients | None = None, *, waiting: bool = True) -> Fit:
     """Fit all coefficients that occur in `runs`; decode and prefill share none.
 
     `prior` is what was believed before: its values count with their standard errors.
+    `waiting` lets cards that wait be slower (offload/cost/waiting.py): without a run between
+    the ends nothing is learned of it but how wide intervals there must be.
     """
     phases = sorted({name.partition(".")[0] for run in runs for name in run.work.amounts})
     parts = {}
     for phase in phases:
         mine = [run for run in runs if any(n.startswith(f"{phase}.") for n in run.work.amounts)]
-        parts[phase] = _fit_phase(mine, prior)
+        parts[phase] = _fit_phase(mine, prior, waiting)
     table: dict[str, Coefficient] = {}
     covariance: dict[tuple[str, str], float] = {}
     for part in parts.values():
@@ -164,7 +170,28 @@ class _System:
     """Prior information, in `scales`."""
 
 
-def _fit_phase(runs: Sequence[Run], prior: Coefficients | None) -> _Phase:
+def _fit_phase(runs: Sequence[Run], prior: Coefficients | None, waiting: bool) -> _Phase:
+    straight = _fit_once(runs, prior)
+    return _fit_waiting(runs, prior, straight) if waiting else straight
+
+
+def _fit_waiting(runs: Sequence[Run], prior: Coefficients | None, start: _Phase) -> _Phase:
+    """Fit with `wait` features, whose amounts follow from the coefficients: in rounds."""
+    found = start
+    values = {name: c.value for name, c in start.table.items()}
+    for _ in range(_ROUNDS):
+        bent_runs = [replace(run, work=add_waiting(run.work, values)) for run in runs]
+        found = _fit_once(bent_runs, prior)
+        new = {name: c.value for name, c in found.table.items()}
+        moved = max(abs(new[n] - values.get(n, 0.0)) / (new[n] or 1.0) for n in new)
+        # half-way, since a smaller slope makes cards seem to wait less, and the slope larger
+        values = {n: 0.5 * (v + values.get(n, v)) for n, v in new.items()}
+        if moved < _ROUNDS_TOLERANCE:
+            break
+    return found
+
+
+def _fit_once(runs: Sequence[Run], prior: Coefficients | None) -> _Phase:
     system = _make_system(runs, prior)
     values, weights, sd = _solve_robustly(system)
     rows = system.amounts * system.scales * (weights / system.seconds)[:, None]
@@ -208,6 +235,8 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> _System:
     believed = np.zeros(len(names))
     precision = np.ones(len(names))
     for j, name in enumerate(names):
+        if ".wait." in name:
+            precision[j] = (scales[j] / WAIT_SD) ** 2
         if name in known and known[name].standard_error > 0:
             believed[j] = known[name].value / scales[j]
             precision[j] = (scales[j] / known[name].standard_error) ** 2
@@ -323,6 +352,8 @@ def unit_of(name: str) -> str:
     kind = name.split(".")[1] if "." in name else name
     if kind in ("read", "stream", "stream_mmap", "context", "carry"):
         return "s/byte"
+    if kind == "wait":
+        return "s/s"
     return "s/flop" if kind in ("flops", "attention") else "s"
 
 
@@ -359,7 +390,7 @@ def advice_for(feature: str, companions: Iterable[str] = ()) -> str:
         "layer": "a run of a model with other widths, or with fewer layers",
         "read": "a run with more or fewer experts on the host, or of another quantisation",
         "hop": "a run with the same bytes on the host in other layers, or split over more cards",
-        "wake": "a run with the experts of one layer on the host, and one with none there",
+        "wait": "runs with a quarter and with half of the experts on the host",
         "context": "a run at another depth",
         "ubatch": "a run with another -ub",
         "flops": "a run with another -ub, or of another quantisation",

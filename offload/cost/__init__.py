@@ -1,6 +1,7 @@
 """How long does a placement take? The work it does, and seconds for each unit of work."""
 
 from offload.cost.coefficients import Coefficient, Coefficients, Prediction, predict
+from offload.cost.waiting import add_waiting
 from offload.cost.work import Places, Work, decode_work, prefill_work
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Places",
     "Prediction",
     "Work",
+    "add_waiting",
     "decode_work",
     "predict",
     "prefill_work",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import exp, log1p, sqrt
 from typing import Final
 
+from offload.cost.waiting import add_waiting
 from offload.cost.work import CPU, REPACKED, Work
 from offload.ggml import TYPES_BY_NAME, GGMLType
 
@@ -83,18 +84,18 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
     borrowed, and the scatter of single runs. Seconds are taken as log-normal, so the
     low end stays above zero.
     """
-    terms = []
-    borrowed: dict[str, str] = {}
-    unknown = []
-    for name, amount in work.amounts.items():
-        source = name if name in coefficients.table else nearest(name, coefficients.table)
-        if source is None:
-            unknown.append(name)
-            continue
-        if source != name:
-            borrowed[name] = source
-        terms.append((source, amount, source != name))
-    seconds = sum(coefficients.table[name].value * amount for name, amount, _ in terms)
+    table = coefficients.table
+    sources = {name: name if name in table else nearest(name, table) for name in work.amounts}
+    known = {name: source for name, source in sources.items() if source is not None}
+    if any(".wait." in name for name in table):
+        work = add_waiting(work, {name: table[source].value for name, source in known.items()})
+        known |= {name: name for name in work.amounts if ".wait." in name and name in table}
+    terms = [
+        (known[name], amount, known[name] != name)
+        for name, amount in work.amounts.items()
+        if name in known
+    ]
+    seconds = sum(table[name].value * amount for name, amount, _ in terms)
     if not seconds > 0:
         return None
     spread = _interval_factor(terms, seconds, coefficients)
@@ -102,8 +103,8 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
         seconds=seconds,
         low_s=seconds / spread,
         high_s=seconds * spread,
-        borrowed=borrowed,
-        unknown=tuple(unknown),
+        borrowed={name: source for name, source in known.items() if source != name},
+        unknown=tuple(name for name, source in sources.items() if source is None),
     )
 
 

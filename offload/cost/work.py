@@ -48,7 +48,7 @@ class Work:
 
     `decode.*` are per token, `prefill.*` for a whole prompt. Names end in the device
     (llama.cpp's name, `CPU` or `CPU_REPACK` for the host) and, where it matters, the
-    tensor type. Units: `const`, `wake`: times; `layer`: layers computed; `read`, `stream`,
+    tensor type. Units: `const`, `ubatch`: times; `layer`: layers computed; `read`, `stream`,
     `context`: bytes; `hop`: copies of activations between devices, `carry` their bytes;
     `flops`, `attention`: floating-point operations.
     """
@@ -133,8 +133,6 @@ def decode_work(
         keeper = owner if context.offload_kqv else HOST
         amounts[f"decode.context.{place[keeper]}"] += seen_bytes[il]
     amounts["decode.hop"] = float(_count_hops(model, placement, lumps, None))
-    if devices and any(lump.place == HOST for lump in lumps):
-        amounts["decode.wake.CPU"] = 1.0
     return amounts.work()
 
 
@@ -282,7 +280,7 @@ def _multiplied(model: Model) -> Iterable[Tensor]:
         if tensor.loaded and len(tensor.shape) > 1 and tensor.home != "input":
             yield tensor
     if model.output_is_tied:
-        yield replace(model.token_embedding, role=Role.OUTPUT, home="output")
+        yield model.token_embedding._replace(role=Role.OUTPUT, home="output")
 
 
 def _place_of(tensor: Tensor, placement: Places) -> int:

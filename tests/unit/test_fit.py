@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from offload.cost import Coefficient, Coefficients, Work, predict
+from offload.cost import Coefficient, Coefficients, Work, add_waiting, predict
 from tuner.fit import Run, advice_for, fit, rank_next_runs, solve_nnls
 
 TRUTH = {"decode.const": 1e-3, "decode.read.CPU.Q4_K": 2e-11, "decode.read.CUDA0.Q4_K": 2e-12}
@@ -115,3 +115,39 @@ def test_every_kind_of_feature_has_advice() -> None:
     """What is not identifiable comes with a run that would settle it."""
     assert "depth" in advice_for("decode.context.CUDA0")
     assert advice_for("something.new")
+
+
+def test_a_run_between_the_ends_shows_waiting_cards() -> None:
+    """Where relief costs more at first, the mid-point is learned from, and others follow it."""
+    card, host, slow = "decode.read.CUDA0.Q4_K", "decode.read.CPU.Q4_K", 0.45
+    truth = {"decode.const": 1e-4, card: 5e-12, host: 2e-11, "decode.wait.CUDA0": slow}
+
+    def run(n_host: int) -> Run:
+        work = Work(amounts={"decode.const": 1.0, card: 1.2e9 - n_host * 3e7, host: n_host * 3e7})
+        bent = add_waiting(work, truth)
+        seconds = sum(truth[name] * amount for name, amount in bent.amounts.items())
+        return Run(label=str(n_host), work=work, seconds=seconds)
+
+    measured = [run(n) for n in (0, 10, 40)]
+    bent, straight = fit(measured), fit(measured, waiting=False)
+    assert bent.coefficients.table["decode.wait.CUDA0"].value == pytest.approx(slow, abs=0.1)
+    worst = []
+    for found in (bent, straight):
+        guesses = {n: predict(run(n).work, found.coefficients) for n in (4, 6, 16, 20, 30)}
+        worst.append(max(abs(g.seconds / run(n).seconds - 1) for n, g in guesses.items() if g))
+    assert worst[0] < 0.6 * worst[1]
+
+
+def test_without_a_run_between_the_ends_intervals_leave_room_for_waiting() -> None:
+    """Two ends predict the middle on the straight line, but not as surely as the ends."""
+    card, host = "decode.read.CUDA0.Q4_K", "decode.read.CPU.Q4_K"
+
+    def work(n_host: int) -> Work:
+        return Work(amounts={"decode.const": 1.0, card: 1.2e9 - n_host * 3e7, host: n_host * 3e7})
+
+    runs = [Run(label=str(n), work=work(n), seconds=s) for n, s in ((0, 8e-3), (40, 30e-3))]
+    known = fit(runs).coefficients
+    end, middle = predict(work(40), known), predict(work(16), known)
+    assert end is not None and middle is not None
+    assert middle.seconds == pytest.approx(8e-3 + 0.4 * 22e-3, rel=0.02)
+    assert middle.high_s / middle.low_s > 1.2 > end.high_s / end.low_s
