@@ -83,6 +83,7 @@ def _follow(stream: Stream, *, is_shown: bool) -> bool:
                 sys.stdout.write(text)
                 sys.stdout.flush()
     except KeyboardInterrupt:
+        stream.cancel()
         return False
     except BrokenPipeError:
         # nobody reads any more: keep the interpreter from complaining at exit

@@ -36,6 +36,8 @@ def answer_session(
     reply: Callable[[Any], None],
 ) -> None:
     """Load the model, then answer until the parent closes its end."""
+    is_cancelled = threading.Event()
+    requests = _requests(lines, is_cancelled)
     devices = find_devices(library, request["endpoints"], request["devices"])
     if request["n_devices"] not in (None, len(devices)):
         names = ", ".join(library.device_name(device) for device in devices) or "none"
@@ -54,8 +56,7 @@ def answer_session(
         "has_text": decoder.has_text,
     }
     reply({"loaded": report_loaded(library, loaded, devices) | about})
-    is_cancelled = threading.Event()
-    for message in _requests(lines, is_cancelled):
+    for message in requests:
         is_cancelled.clear()
         try:
             if "chat" in message:

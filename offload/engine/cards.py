@@ -8,8 +8,11 @@ Imported by children only.
 from __future__ import annotations
 
 import ctypes
+import re
+import sys
 import threading
 import time
+from pathlib import Path
 
 from offload.engine.library import Library
 from offload.engine.ports import Port, is_listening
@@ -41,6 +44,23 @@ def start_card(library: Library, port: Port) -> threading.Thread:
             raise LlamaCppError(f"no RPC server could be started at {port.endpoint}")
         time.sleep(_POLL_S)
     return thread
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Let this process allocate that much more and no more, as a card of this size would.
+
+    Buffers that are too large are then refused as on a real card, and scratch memory ends
+    the process. Counts private writable memory (`RLIMIT_DATA`), on Linux only.
+    """
+    if sys.platform != "linux":
+        raise LlamaCppError("the memory of a virtual card can be limited on Linux only")
+    import resource
+
+    used = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if used is None:
+        raise LlamaCppError("this Linux does not say how much memory a process uses")
+    limit_bytes += int(used[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def add_card(library: Library, endpoint: str) -> list[int]:

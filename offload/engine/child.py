@@ -24,7 +24,7 @@ from offload.errors import LlamaCppError, OffloadError, UsageError
 
 def _card(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
     """Serve one virtual card until the parent ends it."""
-    from offload.engine.cards import start_card
+    from offload.engine.cards import limit_memory, start_card
     from offload.engine.hooks import play_memory
     from offload.engine.library import Library
     from offload.engine.ports import reserved_ports
@@ -34,6 +34,8 @@ def _card(request: Mapping[str, Any], reply: Callable[[Any], None]) -> None:
         play_memory(library, library.cpu, request["free_bytes"])
     with reserved_ports(1) as (port,):
         thread = start_card(library, port)
+        if request["limit_bytes"] is not None:
+            limit_memory(request["limit_bytes"])
         reply({"endpoint": port.endpoint})
         thread.join()
     raise LlamaCppError(f"the RPC server at {port.endpoint} ended")

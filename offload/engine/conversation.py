@@ -6,13 +6,15 @@ nobody empties would fill, and a disk that is full only cuts the log short.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
 from offload.engine.log import last_words, telling_line
@@ -22,6 +24,7 @@ from offload.errors import LlamaCppError, UsageError
 
 _CHUNK_BYTES: Final = 1 << 16
 _REAP_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 1.0
 
 
 def nameless_log() -> IO[bytes]:
@@ -32,21 +35,35 @@ def nameless_log() -> IO[bytes]:
 class Conversation:
     """Messages to and from one child; it is somebody else's to start and to end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], what: str) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        log: IO[bytes],
+        *,
+        what: str,
+        endpoints: Sequence[str] = (),
+    ) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._log = process, log
-        self._to_child, self._from_child = process.stdin, process.stdout.fileno()
+        # past their buffers: what cannot be sent must not wait there for the end
+        self._to_child, self._from_child = process.stdin.fileno(), process.stdout.fileno()
         self._unread = b""
+        self._endpoints = endpoints
+        self.is_closed = False
         self.what = what
         """What the child is doing, for the errors: `loading`, `generating`."""
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Send one message; a child that is gone is noticed when its answer is awaited."""
-        try:
-            self._to_child.write(json.dumps(message).encode() + b"\n")
-            self._to_child.flush()
-        except (BrokenPipeError, ValueError):
-            pass
+        """Send one message; a child that is gone is noticed when its answer is awaited.
+
+        Raises LlamaCppError once `is_closed`: then the child was ended on purpose.
+        """
+        if self.is_closed:
+            raise LlamaCppError("this session is closed; load the model again")
+        text = json.dumps(message).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            while text:
+                text = text[os.write(self._to_child, text) :]
 
     def hear(self, timeout_s: float) -> dict[str, Any]:
         """The child's next message.
@@ -94,7 +111,9 @@ class Conversation:
             exit_code = 0
         lines = self.log_lines()
         ended = Finished(argv=("llama.cpp",), exit_code=exit_code, stdout=b"", log=lines)
-        return with_remedy(failure(ended, f"llama.cpp ({self.what})"))
+        gone = [endpoint for endpoint in self._endpoints if not answers(endpoint)]
+        where = f", and nothing answers at {', '.join(gone)} any more" if gone else ""
+        return with_remedy(failure(ended, f"llama.cpp ({self.what}{where})"))
 
     def _refusal(self, message: Mapping[str, Any]) -> LlamaCppError | UsageError:
         if message["is_usage"]:
@@ -103,6 +122,16 @@ class Conversation:
         words = telling_line(lines)
         text = f"{message['error']}: {words}" if words else message["error"]
         return with_remedy(LlamaCppError(text, last_lines=last_words(lines)))
+
+
+def answers(endpoint: str) -> bool:
+    """Whether somebody accepts connections at `host:port`."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def with_remedy(error: LlamaCppError) -> LlamaCppError:

@@ -55,7 +55,9 @@ _CAUSE: Final = re.compile(
 _BAD_WORDS: Final = re.compile(
     r"\berror\b|\bfail(?:ed|ure)\b|\babort|what\(\)|could not|cannot|\binvalid\b", re.IGNORECASE
 )
-_HARMLESS: Final = re.compile(r"cannot be used with preferred buffer type|print_info:|- kv ")
+_HARMLESS: Final = re.compile(
+    r"cannot be used with preferred buffer type|does not support async|print_info:|- kv "
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -100,7 +101,7 @@ def _start(
     process = stack.enter_context(
         started(("offload.engine.child", "session"), python=True, stdin=True, stderr=log)
     )
-    conversation = Conversation(process, log, "loading")
+    conversation = Conversation(process, log, what="loading", endpoints=target.endpoints)
     conversation.say(
         {
             "options": asdict(target.options),
@@ -149,7 +150,9 @@ class Session:
         pid: int,
         timeout_s: float | None,
     ) -> None:
-        self._resources, self._conversation = resources, conversation
+        self._conversation = conversation
+        # also when this object is forgotten, or the program ends
+        self._end = weakref.finalize(self, resources.close)
         self._stream: Stream | None = None
         n_batch = min(target.options.n_batch, loaded["n_ctx"])
         self._silence_s = timeout_s or _BASE_TIMEOUT_S + n_batch * _SLOWEST_TOKEN_S
@@ -178,7 +181,8 @@ class Session:
 
     def close(self) -> None:
         """Free the model and end its process, and the virtual cards if there are any."""
-        self._resources.close()
+        self._conversation.is_closed = True
+        self._end()
 
     def check(self) -> Verification | None:
         """What was allocated and where, beside the plan; None where no plan was given."""

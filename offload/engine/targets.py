@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 
@@ -77,8 +77,11 @@ def played_target(
             raise UsageError(
                 f"cannot tell which card {', '.join(sorted(unknown))} is; give the plan itself"
             )
+    # cards with pinned host buffers keep llama.cpp from repacking what goes there
+    is_pinned = isinstance(what, Plan) and any(d.backend.offloads_ops for d in what.devices)
+    options = options_of(launch, names, n_threads or 1)
     return Target(
-        options=options_of(launch, names, n_threads or 1),
+        options=replace(options, use_extra_bufts=launch.no_host or not is_pinned),
         endpoints=tuple(endpoints),
         devices=None if endpoints else (),
         n_devices=n_cards_of(what),

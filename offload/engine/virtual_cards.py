@@ -50,6 +50,7 @@ def virtual_cards(
     n: int,
     *,
     free_bytes: int | Sequence[int] = (),
+    limit_bytes: int | Sequence[int] = (),
     backend: str = "auto",
     program: Path | None = None,
     timeout_s: float = 30.0,
@@ -57,27 +58,22 @@ def virtual_cards(
     """`n` cards for the length of the `with` block.
 
     `free_bytes`, one value for all or one each, is what the cards report as free
-    memory (the host's otherwise; nothing enforces it). Cards of either backend serve
+    memory (the host's otherwise); `limit_bytes` is what they can allocate, scratch memory
+    included (Linux only). Cards of either backend serve
     clients of either. Raises LlamaCppError if a card does not come up in `timeout_s`.
     """
     if not 1 <= n <= CARDS_MAX:
         raise UsageError(f"{n} virtual cards; llama.cpp knows 1 to {CARDS_MAX} RPC servers")
-    sizes: list[int | None] = [None] * n
-    if isinstance(free_bytes, int):
-        sizes = [free_bytes] * n
-    elif free_bytes:
-        sizes = list(free_bytes)
-    if len(sizes) != n:
-        raise UsageError(f"{n} virtual cards, but {len(sizes)} sizes")
+    sizes, limits = _one_each(free_bytes, n), _one_each(limit_bytes, n)
     if backend == "auto":
         by_python = program is None and find_spec("llama_cpp") is not None
         backend = IN_PROCESS if by_python else BINARY
     deadline_s = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         if backend == IN_PROCESS:
-            served = _serve_in_process(stack, sizes, deadline_s)
+            served = _serve_in_process(stack, sizes, limits, deadline_s)
         elif backend == BINARY:
-            if any(size is not None for size in sizes):
+            if any(size is not None for size in (*sizes, *limits)):
                 raise UsageError(f"{BINARY} reports the host's memory; use {IN_PROCESS}")
             served = _serve_by_program(stack, n, program, deadline_s)
         else:
@@ -94,12 +90,23 @@ def virtual_cards(
         )
 
 
+def _one_each(sizes: int | Sequence[int], n: int) -> list[int | None]:
+    if isinstance(sizes, int):
+        return [sizes] * n
+    if len(sizes) not in (0, n):
+        raise UsageError(f"{n} virtual cards, but {len(sizes)} sizes")
+    return list(sizes) or [None] * n
+
+
 def _serve_in_process(
-    stack: contextlib.ExitStack, sizes: Sequence[int | None], deadline_s: float
+    stack: contextlib.ExitStack,
+    sizes: Sequence[int | None],
+    limits: Sequence[int | None],
+    deadline_s: float,
 ) -> list[tuple[str, int]]:
     """Endpoint and process id of one child of ours per card."""
     running = []
-    for size in sizes:
+    for size, limit in zip(sizes, limits, strict=True):
         log = stack.enter_context(_log_file())
         process = stack.enter_context(
             started(("offload.engine.child", "card"), python=True, stdin=True, stderr=log)
@@ -107,7 +114,8 @@ def _serve_in_process(
         assert process.stdin is not None
         # a child that is gone already is noticed when its answer is awaited
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({"free_bytes": size}).encode())
+            request = {"free_bytes": size, "limit_bytes": limit}
+            process.stdin.write(json.dumps(request).encode())
             process.stdin.close()
         running.append((process, log))
     return [(_await_endpoint(process, log, deadline_s), process.pid) for process, log in running]
