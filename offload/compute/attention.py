@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Outside, Source, view
@@ -21,6 +22,9 @@ def cache_inputs(b: Builder) -> CacheInputs:
         if cache.kind in b.inputs.caches and cache.kind != "indexer":
             return b.inputs.caches[cache.kind]
     return next(inputs for kind, inputs in b.inputs.caches.items() if kind != "indexer")
+
+
+_SOFT_CAPPED: Final = frozenset(("gemma2", "grok"))
 
 
 def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
@@ -37,7 +41,7 @@ def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
         out = b.attend(n_out, q, keys, values, inputs.mask, *sinks)
     else:
         kq = b.fresh(inputs.n_kv * layer.n_head, view(keys), view(q))
-        if b.hp.f_attn_logit_softcapping:
+        if b.arch in _SOFT_CAPPED:
             kq = b.rowwise(b.rowwise(b.rowwise(kq)))
         kq = b.rowwise(kq, inputs.mask, *sinks)
         out = b.fresh(n_out, view(b.fresh(n_out, view(values), kq)))
@@ -75,7 +79,6 @@ def hadamard(b: Builder, x: Source, rotation: Outside | None) -> Source:
 class Style:
     """How one architecture's plain attention differs from the most common one."""
 
-    k_before_v: bool = False
     norm_after_rope: bool = False
     norms_values: bool = False
     scales_full: bool = False
@@ -83,7 +86,19 @@ class Style:
 
 
 def plain_attention(b: Builder, x: Source, style: Style) -> Node:
-    """Q, K and V, their norms and rotations, attention, the output projection."""
+    """Q, K and V, their norms and rotations, attention, gate and output projection."""
+    return b.linear("attn_output", attended(b, x, style))
+
+
+def attended(b: Builder, x: Source, style: Style) -> Source:
+    """Plain attention up to its output projection."""
+    out = _attended(b, x, style)
+    if not b.has("attn_gate"):
+        return out
+    return b.rowwise(out, view(b.rowwise(b.mul_mat("attn_gate", x))))
+
+
+def _attended(b: Builder, x: Source, style: Style) -> Source:
     layer, rot = b.layer, cache_inputs(b)
     if b.has("attn_qkv"):
         qkv = b.linear("attn_qkv", x)
@@ -93,11 +108,11 @@ def plain_attention(b: Builder, x: Source, style: Style) -> Node:
         q = hadamard(b, rotated(b, parts[0], "attn_q_norm", style, is_part=True), rot.k_rot)
         v = hadamard(b, view(qkv, layer.n_head_kv * layer.head_v * b.rows * F32), rot.v_rot)
         k = hadamard(b, rotated(b, parts[1], "attn_k_norm", style, is_part=True), rot.k_rot)
-        return b.linear("attn_output", attend(b, q, k, v))
+        return attend(b, q, k, v)
     q = hadamard(b, rotated(b, b.linear("attn_q", x), "attn_q_norm", style), rot.k_rot)
     if not layer.caches:
-        return b.linear("attn_output", attend(b, q, None, None))
-    if style.k_before_v:
+        return attend(b, q, None, None)
+    if "swa" in b.inputs.caches or rot.is_batch_only:
         k_raw = b.linear("attn_k", x)
         k = hadamard(b, rotated(b, k_raw, "attn_k_norm", style), rot.k_rot)
         v = hadamard(b, _values(b, x, k_raw, style), rot.v_rot)
@@ -105,7 +120,7 @@ def plain_attention(b: Builder, x: Source, style: Style) -> Node:
         v = hadamard(b, b.linear("attn_v", x), rot.v_rot)
         k_raw = b.linear("attn_k", x)
         k = hadamard(b, rotated(b, k_raw, "attn_k_norm", style), rot.k_rot)
-    return b.linear("attn_output", attend(b, q, k, v))
+    return attend(b, q, k, v)
 
 
 def _values(b: Builder, x: Source, k_raw: Node, style: Style) -> Source:
@@ -163,18 +178,22 @@ def latent_attention(b: Builder, x: Source, *, has_rope: bool = True) -> Node:
     kv = b.linear("attn_kv_a_mqa", x)
     latent = b.norm(view(kv, n_latent * b.rows * F32), "attn_kv_a_norm")
     k_pe: Source = view(kv, n_rope * b.rows * F32)
+    k_pe = b.norm(k_pe, "attn_k_norm") if b.has("attn_k_norm") else k_pe
     k_pe = b.rope(k_pe) if has_rope else k_pe
     k = b.fresh(n_key, view(latent), k_pe)
-    inputs = cache_inputs(b)
+    inputs, full = cache_inputs(b), b.inputs.caches.get("mla")
     cache = Outside(b.layer.caches[0].tensor_bytes(b.inputs.options)[0], b.cache_home)
     b.store(cache, k, inputs.k_idxs)
 
     def mask() -> Source:
-        if b.hp.indexer_top_k and "indexer" in b.inputs.caches:
+        if b.hp.indexer_top_k and "indexer" in b.inputs.caches and inputs is full:
             return _sparse_mask(b, x, compressed, inputs)
         return inputs.mask
 
-    return b.linear("attn_output", _attend_latent(b, q, cache, mask, inputs, n_latent))
+    out = _attend_latent(b, q, cache, mask, inputs, n_latent)
+    if b.has("attn_gate"):
+        out = b.rowwise(out, view(b.rowwise(b.mul_mat("attn_gate", x))))
+    return b.linear("attn_output", out)
 
 
 def _attend_latent(
@@ -239,5 +258,4 @@ def _sparse_mask(b: Builder, x: Source, q_compressed: Source | None, inputs: Cac
     else:
         top = b.inputs.shared[-1]
     masked = b.rowwise(inputs.mask)
-    b.store(Outside(0, b.owner), zeros, view(top), view(masked))
-    return b.rowwise(view(masked), inputs.mask)
+    return b.rowwise(b.scatter(masked, zeros, view(top)), inputs.mask)

@@ -8,12 +8,18 @@ is alive together; it is that of `ggml_build_forward_expand`, operands first.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from offload.compute.facts import LayerFacts
+from offload.compute.facts import LayerFacts, ModelFacts
 from offload.compute.graph import Graph, Node, Op, Outside, Source, view
 from offload.compute.inputs import F32, Inputs
 from offload.ggml import GGMLType
-from offload.hparams import HParams
+
+_MEAN_NORMS: Final = frozenset(
+    "bloom codeshell cohere2 cohere2moe command-r dbrx falcon gpt2 gptneox jais mpt nemotron olmo"
+    " orion phi2 stablelm starcoder starcoder2".split()
+)
+"""Models whose norms subtract the mean (`GGML_OP_NORM`), which does not work in place."""
 
 
 class Builder:
@@ -27,14 +33,15 @@ class Builder:
         self,
         graph: Graph,
         inputs: Inputs,
-        hp: HParams,
+        facts: ModelFacts,
         layer: LayerFacts,
         owner: int,
         homes: Mapping[str, int],
     ) -> None:
         self.graph = graph
         self.inputs = inputs
-        self.hp = hp
+        self.hp = facts.hp
+        self.arch = facts.arch
         self.layer = layer
         self.owner = owner
         self.cache_home = owner if inputs.options.offload_kqv else graph.host
@@ -133,6 +140,11 @@ class Builder:
         self.graph.add(Op.STORE, 0, *operands, view(cache), rows=self.rows)
         self.graph.expand()
 
+    def scatter(self, target: Node, *operands: Source) -> Source:
+        """Write some rows of `target`, which is no cache; the result is `target` again."""
+        self.graph.add(Op.STORE, 0, *operands, view(target), rows=self.rows)
+        return view(target)
+
     def take_outputs(self, x: Source) -> Node:
         """Keep the rows of tokens whose logits are wanted; the caller sets `rows`."""
         n_bytes = self.width(x) * self.inputs.n_outputs * F32
@@ -157,7 +169,8 @@ class Builder:
 
     def norm(self, x: Source, *names: str) -> Node:
         """`build_norm` with the first of `names` that the layer has."""
-        node = self.rowwise(x)
+        is_mean = self.arch in _MEAN_NORMS
+        node = self.fresh_bytes(x.n_bytes, x) if is_mean else self.rowwise(x)
         for name in names:
             if self.has(name):
                 node = self.rowwise(node, self.weight(name))
@@ -214,7 +227,7 @@ class Builder:
             logits = self.linear("ffn_gate_inp", x)
         n_expert = self.width(logits)
         probs = self.rowwise(logits)
-        selection = probs
+        selection: Source = probs
         if self.has("exp_probs_b.bias"):
             selection = self.rowwise(probs, self.weight("exp_probs_b.bias"))
         if self.hp.n_expert_groups > 1:
@@ -225,7 +238,7 @@ class Builder:
         total = self.rowwise(self.fresh(1, view(weights)))
         return top, view(self.rowwise(view(weights), total))
 
-    def _mask_groups(self, selection: Node, n_expert: int) -> Node:
+    def _mask_groups(self, selection: Source, n_expert: int) -> Source:
         """Only the best groups of experts may be chosen from."""
         n_groups, n_group_used = self.hp.n_expert_groups, self.hp.n_group_used
         order = self.fresh(n_expert, view(selection))
@@ -234,8 +247,7 @@ class Builder:
         groups = view(self.fresh(n_groups, view(scores)))
         chosen = self.fresh(n_expert // n_groups * n_group_used, view(selection), groups)
         masked = self.fresh(n_expert, view(selection))
-        self.store(Outside(0, self.owner), chosen, groups, view(masked))
-        return masked
+        return self.scatter(masked, chosen, groups)
 
     def _experts(self, name: str, x: Source, top: Source) -> Node:
         """`build_lora_mm_id`, its scale and its bias."""

@@ -166,11 +166,13 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     last = facts.layers[-1].il if facts.layers else -1
     for layer, _ in layers:
         owner = split.owners[layer.il]
-        b = Builder(graph, inputs, facts.hp, layer, host if owner == HOST else owner, homes)
+        b = Builder(graph, inputs, facts, layer, host if owner == HOST else owner, homes)
         x = add_layer(b, facts.arch, x, is_last=layer.il == last)
         leaf_of[owner] = [leaf for leaf in graph.leaves if leaf.backend == -1][-1:]
-    for il in {layer.il for layer in facts.layers}.difference(layer.il for layer, _ in layers):
-        graph.twins += leaf_of[split.owners[il]]
+    built = {layer.il for layer, _ in layers}
+    for layer in facts.layers:
+        if layer.il not in built and any(cache.kind == "mla" for cache in layer.caches):
+            graph.twins += leaf_of[split.owners[layer.il]]
     owner = split.output_owner
     _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
 

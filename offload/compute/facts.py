@@ -83,6 +83,30 @@ def facts_of(model: Model) -> ModelFacts:
     return _latest[1]
 
 
+_SCALES_EXPERTS: Final = frozenset(
+    "cohere2moe deepseek32 dots3note gemma4 glm-dsa hy_v3 llama mellum mistral3 nemotron_h"
+    " nemotron_h_moe qwen35moe qwen3moe qwen3next qwen4exp".split()
+)
+_SCALES_SHARED: Final = frozenset(
+    "cohere2moe deepseek32 dots3note glm-dsa hy_v3 nemotron_h nemotron_h_moe qwen35moe qwen3next"
+    " qwen4exp".split()
+)
+_SCALES_DENSE: Final = frozenset(
+    "bitnet clef cohere2 cohere2moe deepseek32 dflash dots3note gemma4 glm-dsa hy_v3 llama mistral3"
+    " nanbeige nemotron_h qwen3 qwen35".split()
+)
+
+
+def _is_unread(arch: str, name: str) -> bool:
+    """Scales of feed-forward weights stand in files of more architectures than read them."""
+    stem = name.split(".")[-2]
+    if stem.endswith("_exps"):
+        return arch not in _SCALES_EXPERTS
+    if stem.endswith("_shexp"):
+        return arch not in _SCALES_SHARED
+    return stem in ("ffn_up", "ffn_gate", "ffn_down") and arch not in _SCALES_DENSE
+
+
 def _read(model: Model) -> ModelFacts:
     hp = model.hparams
     by_layer: list[Weights] = [{} for _ in range(hp.n_layer_all)]
@@ -90,6 +114,8 @@ def _read(model: Model) -> ModelFacts:
     places: dict[str, tuple[int, str, int]] = {}
     for tensor in model.tensors:
         name = tensor.name.removesuffix(".weight")
+        if name.endswith(".scale") and _is_unread(model.arch, name):
+            continue
         home = outside
         if tensor.il is not None and name.startswith("blk."):
             name = name.split(".", 2)[-1]

@@ -160,6 +160,12 @@ class Graph:
             del nodes[-n:]
         self.n_expanded += n
 
+    def defer(self, start: int, n: int) -> None:
+        """The `n` nodes from `start` on are asked for last, after all that follows them."""
+        nodes = self.nodes
+        nodes += nodes[start : start + n]
+        del nodes[start : start + n]
+
 
 def view(source: Source, n_bytes: int | None = None) -> View:
     """A reshape, permute or slice of `source`; all of it unless `n_bytes` says less."""

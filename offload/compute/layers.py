@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from offload.compute.attention import Style, gated_attention, latent_attention, plain_attention
+from offload.compute.attention import (
+    Style,
+    attended,
+    gated_attention,
+    latent_attention,
+    plain_attention,
+)
 from offload.compute.block_sparse import block_sparse_attention, is_block_sparse
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Source
@@ -17,54 +23,85 @@ from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_
 from offload.compute.sketches import add_scratch
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
-    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe mimo2 step35 bailingmoe3 hy_v3"
+    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe step35 bailingmoe3 hy_v3"
     " hy_v4 kimi-k3 nemotron_h nemotron_h_moe".split()
 )
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
 _GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
 _EXPANDS_NORM: Final = frozenset(
-    "qwen3next qwen35 qwen35moe kimi-linear kimi-k3 bailingmoe3 qwen4exp glm5-next".split()
+    "qwen3next qwen35 qwen35moe kimi-linear kimi-k3 qwen4exp glm5-next".split()
 )
 """A layer's norm is asked for before its state is read."""
 _NO_ROPE: Final = frozenset(("kimi-linear", "kimi-k3"))
 _COMMON: Final = Style()
 _STYLES: Final = {
-    **dict.fromkeys("gpt-oss gemma3".split(), Style(k_before_v=True)),
     **dict.fromkeys("hunyuan-moe hunyuan-dense".split(), Style(norm_after_rope=True)),
-    "llama4": Style(k_before_v=True, scales_full=True),
-    "gemma4": Style(k_before_v=True, norms_values=True),
+    "llama4": Style(scales_full=True),
+    "gemma4": Style(norms_values=True),
 }
 
 
 def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
     """Append one layer; returns the new residual stream."""
+    crops = is_last and arch not in OUTPUTS_AFTER_LAYERS
+    if arch == "arctic":
+        return _arctic_layer(b, x, crops=crops)
+    if arch == "cohere2moe":
+        return _parallel_layer(b, arch, x)
     residual: Source = x
-    cur: Source = b.norm(x, "attn_norm")
+    cur: Source = b.norm(x, "attn_norm") if b.has("attn_norm") else x
+    if arch == "minimax-01":
+        residual = cur
     if arch in _EXPANDS_NORM:
         b.graph.expand()
     scratch = add_scratch(b, arch, cur)
     cur = _mix_tokens(b, arch, cur)
     if scratch is not None:
         b.fresh_bytes(0, scratch)
-    if is_last and arch not in OUTPUTS_AFTER_LAYERS:
-        cur, residual = b.take_outputs(cur), b.take_outputs(x)
+    if crops:
+        cur, residual = b.take_outputs(cur), b.take_outputs(residual)
         b.rows = b.inputs.n_outputs
-    if arch in _POST_NORMED:
-        cur = b.norm(cur, "post_attention_norm")
-        out = b.rowwise(cur, residual)
-        if b.has("ffn_gate_inp"):
-            return _gemma4_experts(b, out)
-        cur = b.ffn(b.norm(out, "ffn_norm"))
-        cur = b.norm(cur, "post_ffw_norm")
-        return b.rowwise(cur, out)
+    if b.has("ffn_norm") or not b.has("attn_norm"):
+        cur = _optional_norm(b, cur, "post_attention_norm", "attn_output_norm")
     ffn_inp = b.rowwise(cur, residual)
-    cur = b.norm(ffn_inp, "ffn_norm", "post_attention_norm")
-    cur = _feed_forward(b, arch, cur)
-    return b.rowwise(cur, ffn_inp)
+    if arch == "gemma4" and b.has("ffn_gate_inp"):
+        return _gemma4_experts(b, ffn_inp)
+    cur = ffn_inp
+    if b.has("attn_norm"):
+        cur = b.norm(ffn_inp, "ffn_norm", "post_attention_norm", "attn_output_norm")
+    residual = cur if arch == "minimax-01" else ffn_inp
+    cur = _optional_norm(b, _feed_forward(b, arch, cur), "post_ffw_norm", "layer_output_norm")
+    return b.rowwise(cur, residual)
 
 
-_POST_NORMED: Final = frozenset("gemma4 gemma3".split())
+def _optional_norm(b: Builder, x: Source, *names: str) -> Source:
+    return b.norm(x, *names) if any(b.has(name) for name in names) else x
+
+
+def _arctic_layer(b: Builder, x: Node, *, crops: bool) -> Node:
+    """A dense network after attention, and experts on what attention read, which come first."""
+    out = attended(b, b.norm(x, "attn_norm"), _COMMON)
+    inputs: Source = x
+    n_before = len(b.graph.nodes)
+    cur = b.linear("attn_output", out)
+    if crops:
+        cur, inputs = b.take_outputs(cur), b.take_outputs(x)
+        b.rows = b.inputs.n_outputs
+    ffn_inp = b.rowwise(cur, inputs)
+    ffn = b.rowwise(b.ffn(b.norm(ffn_inp, "ffn_norm")), ffn_inp)
+    n_dense = len(b.graph.nodes) - n_before
+    experts = b.moe(b.norm(inputs, "ffn_norm_exps"))
+    b.graph.defer(n_before, n_dense)
+    return b.rowwise(experts, ffn)
+
+
+def _parallel_layer(b: Builder, arch: str, x: Node) -> Node:
+    """Attention and feed-forward side by side after one norm."""
+    normed = b.norm(x, "attn_norm")
+    out = attended(b, normed, _COMMON)
+    cur = b.rowwise(_feed_forward(b, arch, normed), x)
+    return b.rowwise(cur, b.linear("attn_output", out))
 
 
 def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
@@ -98,9 +135,11 @@ def _recur(b: Builder, arch: str, x: Source) -> Source:
 
 
 def _feed_forward(b: Builder, arch: str, x: Node) -> Node:
-    if not b.has("ffn_down_exps"):
+    if not b.has("ffn_down_exps") or arch == "refact":
         return b.ffn(x) if b.has("ffn_down") and b.has("ffn_up") else b.rowwise(x)
     out = b.moe(x, weigh_first=arch == "llama4")
+    if arch == "grok" and b.has("ffn_up"):
+        return b.rowwise(b.rowwise(b.ffn(x), out))
     if b.has("ffn_up_shexp"):
         shared = b.ffn(x, "_shexp")
         if b.has("ffn_gate_inp_shexp"):

@@ -57,7 +57,8 @@ def assign_backends(graph: Graph, offloading: int | None) -> None:
 def _fixed_backend(node: Node, host: int, offloading: int | None) -> int:
     op = node.op
     if op is Op.STORE:
-        return _root(node.operands[-1]).backend
+        target = _root(node.operands[-1])
+        return target.backend if type(target) is Outside and not target.is_leaf else -1
     if op is Op.ROPE or op is Op.ATTENTION:
         return -1
     for source in node.operands:
