@@ -14,7 +14,7 @@ split KV cache, no `--swa-full` (every window is kept whole) and no `--no-host`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from offload.emit.build import Build
@@ -53,10 +53,8 @@ def ik_shares(layer_bytes: Sequence[int], counts: Sequence[int]) -> tuple[float,
     half a layer may be wrong about the sizes before another layer is chosen.
     """
     ends = (0, *accumulate(layer_bytes))
-    last = tuple(accumulate(counts))
-    reached = [ends[unit] for unit in last]
-    mib = [(end - start) / (1 << 20) for start, end in zip([0, *reached], reached, strict=False)]
-    return tuple(round(share, 2) for share in mib)
+    reached = [ends[unit] for unit in accumulate(counts, initial=0)]
+    return tuple(round((end - start) / (1 << 20), 2) for start, end in pairwise(reached))
 
 
 def _parts(launch: Launch) -> Iterator[tuple[str, ...]]:
