@@ -51,7 +51,9 @@ _E8M0_ONE: Final = 127  # MXFP4: one power of two per block
 _UE4M3_ONE: Final = 0x38  # NVFP4: four small floats per block, three bits of mantissa
 _FP4_STD: Final = 2.92  # deviation of FP4 weights at scale 1 (the code book is doubled)
 _FLOATS: Final = ("F32", "F16", "BF16")
+_INTEGERS: Final = {"I8": "b", "I16": "h", "I32": "i", "I64": "q"}
 _N_FLOATS: Final = 65537
+_N_ROWS: Final = 4093
 _HEADS: Final = ("output.weight", "token_embd.weight")  # the latter where the output is tied
 _END_TOKEN: Final = 2  # of the byte vocabulary
 _POOL_BYTES: Final = 1 << 22
@@ -123,14 +125,24 @@ def _walk(pool: bytearray, place: int, n_bytes: int) -> Iterator[memoryview]:
 class RandomData:
     """Deterministic data for the tensors of one file: calling it with a tensor yields chunks."""
 
-    def __init__(self, seed: int) -> None:
-        """Take the seed; pools are drawn when first needed."""
+    def __init__(self, seed: int, *, embedding_std: float | None = None, n_expert: int = 0) -> None:
+        """Take the seed; pools are drawn when first needed.
+
+        `embedding_std` 1 keeps tokens apart through all layers, as trained models do, so
+        that routers choose as many different experts; without it attention soon makes
+        them alike. `n_expert` bounds the entries of tables of expert numbers.
+        """
         self._seed = seed
-        self._pools: dict[tuple[str, int], bytearray] = {}
+        self._embedding_std = embedding_std
+        self._n_expert = n_expert
+        self._pools: dict[tuple[str, float], bytearray] = {}
         self._gauss: list[float] = []
 
     def __call__(self, t: FileTensor) -> Iterator[memoryview]:
         """The tensor's bytes; raises UsageError for a type without a known block layout."""
+        if t.type.name in _INTEGERS:
+            yield from self._numbers(t)
+            return
         if t.type.name not in RANDOM_TYPES:
             raise UsageError(f"{t.name}: no random data for type {t.type.name}")
         pool = self._floats(t) if t.type.name in _FLOATS else self._blocks(t)
@@ -146,13 +158,36 @@ class RandomData:
         yield memoryview(bytes(row_bytes))
         yield from _walk(pool, (place + before) % len(pool), t.n_bytes - before - row_bytes)
 
+    def _std(self, t: FileTensor) -> float:
+        if t.name == "token_embd.weight" and self._embedding_std is not None:
+            return self._embedding_std
+        return 1 / math.sqrt(t.shape[0])
+
+    def _numbers(self, t: FileTensor) -> Iterator[memoryview]:
+        """Expert numbers where a table holds them, each row of different ones; else zeros."""
+        n_rows = math.prod(t.shape[1:])
+        row = t.shape[0]
+        if "tid2eid" not in t.name or self._n_expert < row:
+            yield memoryview(bytes(t.n_bytes))
+            return
+        rng = random.Random(f"{self._seed} {t.name}")
+        width = t.type.block_bytes
+        form = f"<{row}{_INTEGERS[t.type.name]}"
+        pool = bytearray(
+            b"".join(
+                struct.pack(form, *rng.sample(range(self._n_expert), row)) for _ in range(_N_ROWS)
+            )
+        )
+        yield from _walk(pool, 0, n_rows * row * width)
+
     def _blocks(self, t: FileTensor) -> bytearray:
-        key = (t.type.name, t.shape[0])
+        std = self._std(t)
+        key = (t.type.name, std)
         if key not in self._pools:
             n_blocks = _prime_below(_POOL_BYTES // t.type.block_bytes)
             rng = random.Random(f"{self._seed} {t.type.name}")
             pool = bytearray(rng.randbytes(n_blocks * t.type.block_bytes))
-            _set_scales(pool, t.type, 1 / math.sqrt(t.shape[0]))
+            _set_scales(pool, t.type, std)
             self._pools[key] = pool
         return self._pools[key]
 
@@ -161,6 +196,8 @@ class RandomData:
             rng = random.Random(f"{self._seed} floats")
             self._gauss = [rng.gauss(0.0, 1.0) for _ in range(_N_FLOATS)]
         mean, std = _role_of(t)
+        if t.name == "token_embd.weight":
+            std = self._std(t)
         values = array("f", [mean + std * g for g in self._gauss])
         if t.type.name == "F16":
             return bytearray(struct.pack(f"<{len(values)}e", *values))

@@ -75,6 +75,15 @@ def _sentencepiece(n_vocab: int) -> dict[str, Value]:
     }
 
 
+def make_sized_vocab(n_vocab: int, vocab: str) -> dict[str, Value]:
+    """The tokenizer keys of a runnable file that has no catalogue entry: `none` or `bytes`."""
+    if vocab == "none":
+        return {"tokenizer.ggml.model": "none"}
+    if vocab == "bytes":
+        return _sentencepiece(n_vocab)
+    raise UsageError(f"no vocabulary {vocab!r} of any size; one of none, bytes")
+
+
 def make_vocab(shape: Shape, vocab: str) -> dict[str, Value]:
     """The tokenizer keys of a vocabulary kind; raises UsageError for an unknown one."""
     if vocab == "none":
