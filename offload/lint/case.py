@@ -161,6 +161,11 @@ def plan_options(
     )
 
 
+def cannot_be_priced(why: OffloadError) -> Finding:
+    """The planner refuses what llama.cpp may take."""
+    return note("cannot-be-priced", f"memory per card is not known: {why}")
+
+
 def price_case(
     model: Model,
     devices: Sequence[Device],
@@ -173,7 +178,7 @@ def price_case(
             model, devices, options, host_free_bytes=host_free_bytes, with_advice=False
         )
     except OffloadError as why:
-        return None, [note("cannot-be-priced", f"memory per card is not known: {why}")]
+        return None, [cannot_be_priced(why)]
     return made, []
 
 

@@ -56,6 +56,10 @@ def fixed_command(
     codes = {f.code for f in findings if f.severity is not Severity.NOTE}
     if case.model is None or not case.devices:
         return _if_clean(_mended(case.command), case, examine, build)
+    mended = _mended(case.command)
+    _, left = examine(parse_command(mended, build.flags), case.model, case.machine)
+    if all(f.severity is Severity.NOTE for f in left):
+        return mended  # only words were wrong
     best: tuple[int, tuple[str, ...]] | None = None
     for devices, options, is_last_resort in _candidates(case, codes):
         if best is not None and is_last_resort:

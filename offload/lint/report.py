@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from offload.emit.build import NEWEST, Build
+from offload.errors import OffloadError
 from offload.lint.case import (
     Case,
     Machine,
+    cannot_be_priced,
     choose_devices,
     ik_options,
     plan_options,
@@ -150,7 +152,10 @@ def _priced(case: Case) -> tuple[Case, list[Finding]]:
     if model is None or not case.devices:
         return case, []
     rules = usable_rules(case.matches, case.devices)
-    options = plan_options(model, settings, case.devices, rules, case.machine.margin_bytes)
+    try:
+        options = plan_options(model, settings, case.devices, rules, case.machine.margin_bytes)
+    except OffloadError as why:
+        return case, [cannot_be_priced(why)]
     full, findings = price_case(model, case.devices, options, case.machine.host_free_bytes)
     if full is not None and settings.is_ik and len(case.devices) > 1:
         options = ik_options(full)
