@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from offload.compute.blocks import Builder
-from offload.compute.graph import Node, Outside, Source, view
+from offload.compute.graph import Node, Op, Outside, Source, view
 from offload.compute.inputs import F32, CacheInputs, Inputs
 from offload.hparams import HParams
 
@@ -110,7 +110,7 @@ def _attended(b: Builder, x: Source, style: Style) -> Source:
         k = hadamard(b, rotated(b, parts[1], "attn_k_norm", style, is_part=True), rot.k_rot)
         return attend(b, q, k, v)
     q = hadamard(b, rotated(b, b.linear("attn_q", x), "attn_q_norm", style), rot.k_rot)
-    if not layer.caches:
+    if not layer.caches and not rot.is_batch_only:
         return attend(b, q, None, None)
     if "swa" in b.inputs.caches or rot.is_batch_only:
         k_raw = b.linear("attn_k", x)
@@ -207,18 +207,27 @@ def _attend_latent(
     """`build_attn_mha` on a latent cache; `make_mask` adds what the mask needs, if anything."""
     n_out = b.layer.n_head * n_latent
     n_v = b.layer.n_head * b.shape("attn_v_b")[1]
+
+    def unpack(latent: Source) -> Node:
+        """Latent results to values; the batch that op offload looks at is that of a stream."""
+        n_rows = b.rows // inputs.n_stream
+        operands = (b.weight("attn_v_b"), view(latent))
+        return b.graph.add(Op.FRESH, n_v * b.rows * F32, *operands, rows=n_rows)
+
     if b.inputs.flash_attn:
         type_k = b.inputs.options.type_k
         k, v = b.in_f16(cache, type_k), b.in_f16(cache, type_k)
         out = b.attend(n_out, q, k, v, make_mask())
-        out = b.fresh(n_v, b.weight("attn_v_b"), view(out))
+        out = unpack(out)
     else:
         v = b.fresh_bytes(cache.n_bytes * n_latent // b.shape("attn_kv_a_mqa")[1], view(cache))
         kq = b.fresh(inputs.n_kv * b.layer.n_head, view(cache), view(q))
         kq = b.rowwise(kq, make_mask())
         out = b.fresh(n_out, v, kq)
-        out = b.fresh(n_v, b.weight("attn_v_b"), out)
-    return view(b.fresh(n_v, view(out)))
+        out = unpack(out)
+    out = b.fresh(n_v, view(out))
+    b.graph.expand()
+    return view(out)
 
 
 def _store_indexer_keys(b: Builder, x: Source, inputs: CacheInputs) -> None:

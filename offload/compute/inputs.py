@@ -125,6 +125,7 @@ def add_embeddings(graph: Graph, facts: ModelFacts, build: int, n_tokens: int) -
         merged.n_uses += 1
         written = graph.add(Op.STORE, 0, rows, slots, view(merged), rows=n_tokens)
         graph.extras += (mixed, slots, embeddings, rows, merged, written)
+    graph.expand()
     return x
 
 

@@ -110,14 +110,19 @@ def kimi_delta(b: Builder, x: Source) -> Node:
     d_conv = hp.ssm_d_conv or 4
     state = load_state(b, hp.n_embd_r)
     fused = b.mul_mat("attn_qkv", x) if b.has("attn_qkv") else None
-    convolved = []
+    columns = []
     for name in "qkv":
         column = b.fresh(n_inner, view(fused)) if fused else b.mul_mat(f"attn_{name}", x)
-        columns = slide(b, state, column, n_inner, d_conv)
-        kernel = b.first(f"ssm_conv1d_{name}", f"ssm_{name}_conv1d", f"ssm_{name}_conv")
-        convolved.append(b.rowwise(view(b.fresh(n_inner, columns, *kernel))))
+        columns.append(slide(b, state, column, n_inner, d_conv))
     memory = load_state(b, hp.n_embd_s)
-    q, k = (view(b.rowwise(b.rowwise(view(part)))) for part in convolved[:2])
+    convolved: list[Source] = []
+    for name, column in zip("qkv", columns, strict=True):
+        kernel = b.first(f"ssm_conv1d_{name}", f"ssm_{name}_conv1d", f"ssm_{name}_conv")
+        part: Source = b.rowwise(view(b.fresh(n_inner, column, *kernel)))
+        if name != "v":
+            part = b.rowwise(b.rowwise(view(part)))
+        convolved.append(part)
+    q, k = (view(part) for part in convolved[:2])
     decay: Source = b.linear("ssm_f_a", x)
     if b.has("ssm_f_b"):
         decay = b.mul_mat("ssm_f_b", decay)
