@@ -22,6 +22,7 @@ from offload.emit.launch import Launch
 from offload.emit.settings import check_partial_layers, render_shares, with_rules_only
 from offload.errors import UsageError
 from offload.rules import render_overrides
+from offload.split import split_layers
 
 IK: Final = Build(flags=frozenset({"-mla"}))
 """Stands for any build of ik_llama.cpp."""
@@ -91,14 +92,13 @@ def _run_parts(launch: Launch) -> Iterator[tuple[str, ...]]:
 
 
 def _shares(launch: Launch) -> tuple[float, ...]:
-    counts = launch.tensor_split
-    whole = all(share == int(share) for share in counts)
-    if not launch.layer_bytes or not whole or sum(counts) != launch.n_units:
+    if not launch.layer_bytes:
         raise UsageError(
-            "ik_llama.cpp shares layers out by bytes, and this plan does not say how many layers"
-            " each card gets; plan again without -ts"
+            "ik_llama.cpp shares layers out by bytes, and this plan does not say what its layers"
+            " weigh; plan again"
         )
-    return ik_shares(launch.layer_bytes, [int(count) for count in counts])
+    split = split_layers(launch.n_units - 1, launch.n_gpu_layers, launch.tensor_split)
+    return ik_shares(launch.layer_bytes, split.counts(len(launch.tensor_split)))
 
 
 def _device_names(launch: Launch) -> Iterator[str]:

@@ -12,6 +12,8 @@ from offload.engine.binaries import (
     find_binary,
     library_folder,
     parse_flags,
+    parse_help,
+    read_build,
     supported_flags,
 )
 from offload.errors import LlamaCppError
@@ -135,3 +137,35 @@ def test_library_folder(tmp_path: Path) -> None:
     assert library_folder(server) is None
     (tmp_path / "libllama.so").touch()
     assert library_folder(server) == tmp_path
+
+
+def test_help_says_what_a_flag_takes_and_which_variable_it_has() -> None:
+    """Hints stand after the spellings, variables in the lines below; switches have no hint."""
+    found = parse_help(SERVER_HELP)
+    assert found.hints["-fa"] == found.hints["--flash-attn"] == "[on|off|auto]"
+    assert found.hints["-ot"] == "<tensor name pattern>=<buffer type>,..."
+    assert found.hints["-nkvo"] == found.hints["--no-host"] == ""
+    assert found.environment == {"-t": "LLAMA_ARG_THREADS", "--threads": "LLAMA_ARG_THREADS"}
+
+
+def test_a_build_is_its_help_and_its_version(tmp_path: Path) -> None:
+    """Flags, hints, variables and number of one program."""
+    path = program(
+        tmp_path / "llama-server",
+        "if [ $1 = --version ]; then echo 'version: 7000 (abc)'; else\n"
+        "printf '%s\\n' '-m,    --model FNAME       path' '  (env: LLAMA_ARG_MODEL)'; fi",
+    )
+    build = read_build(path)
+    assert build.flags == frozenset({"-m", "--model"}) and build.number == 7000
+    assert build.hints["-m"] == "FNAME" and build.environment["-m"] == "LLAMA_ARG_MODEL"
+    assert build.counts_output_last and not build.is_ik
+
+
+def test_a_build_without_a_version_has_no_number(tmp_path: Path) -> None:
+    """Older llama-bench and ik_llama.cpp's programs do not all answer --version."""
+    path = program(
+        tmp_path / "llama-bench",
+        "if [ $1 = --version ]; then exit 1; else echo '  -m, --model <file>   (default: x)'; fi",
+    )
+    build = read_build(path)
+    assert build.number is None and build.flags == frozenset({"-m", "--model"})
