@@ -158,6 +158,18 @@ def gated_attention(b: Builder, x: Source) -> Node:
 
 def latent_attention(b: Builder, x: Source, *, has_rope: bool = True) -> Node:
     """MLA with the key projection absorbed into the queries (deepseek2.cpp, glm-dsa.cpp)."""
+    return latent_output(b, latent_attended(b, x, has_rope=has_rope), x)
+
+
+def latent_output(b: Builder, out: Source, x: Source) -> Node:
+    """The gate, where there is one, and the output projection."""
+    if b.has("attn_gate"):
+        out = b.rowwise(out, view(b.rowwise(b.mul_mat("attn_gate", x))))
+    return b.linear("attn_output", out)
+
+
+def latent_attended(b: Builder, x: Source, *, has_rope: bool = True) -> Source:
+    """Latent attention up to its gate."""
     indexer = b.inputs.caches.get("indexer") if b.has("indexer.attn_k") else None
     if indexer is not None:
         _store_indexer_keys(b, x, indexer)
@@ -190,10 +202,7 @@ def latent_attention(b: Builder, x: Source, *, has_rope: bool = True) -> Node:
             return _sparse_mask(b, x, compressed, inputs)
         return inputs.mask
 
-    out = _attend_latent(b, q, cache, mask, inputs, n_latent)
-    if b.has("attn_gate"):
-        out = b.rowwise(out, view(b.rowwise(b.mul_mat("attn_gate", x))))
-    return b.linear("attn_output", out)
+    return _attend_latent(b, q, cache, mask, inputs, n_latent)
 
 
 def _attend_latent(

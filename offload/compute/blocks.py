@@ -182,7 +182,9 @@ class Builder:
     def ffn(self, x: Source, suffix: str = "") -> Node:
         """`build_ffn`: gate and up in parallel, the activation, down."""
         down = "ffn_down" + suffix
-        if self.has("ffn_gate" + suffix):
+        if self.arch == "kimi-k3":
+            hidden = self._situ("ffn_gate" + suffix, "ffn_up" + suffix, x)
+        elif self.has("ffn_gate" + suffix):
             gate = self.linear("ffn_gate" + suffix, x)
             up = self.linear("ffn_up" + suffix, x)
             hidden = self.fresh(self.width(gate), gate, up)
@@ -192,6 +194,16 @@ class Builder:
             is_fused = self.width(up) == 2 * n_ff
             hidden = self.fresh(n_ff, up) if is_fused else self.rowwise(up)
         return self.linear(down, hidden)
+
+    def _situ(self, gate: str, up: str, x: Source, top: Source | None = None) -> Node:
+        """Kimi K3's activation, of which each factor is made of several operations."""
+
+        def project(name: str) -> Node:
+            return self.mul_mat(name, x) if top is None else self._experts(name, x, top)
+
+        gated = project(gate)
+        act = self.rowwise(self.chain(gated, 3), self.rowwise(gated))
+        return self.rowwise(act, self.chain(project(up), 3))
 
     def moe(
         self, x: Source, *, logits: Node | None = None, norm: str = "", weigh_first: bool = False
@@ -204,11 +216,16 @@ class Builder:
         n_used = self.layer.n_expert_used
         top, weights = self._route(x, logits)
         tokens: Source = view(self.norm(x, norm)) if norm else view(x)
+        for name in ("ffn_routed_down", "ffn_latent_down"):
+            if self.has(name):
+                tokens = view(self.linear(name, x))
         if weigh_first:
             tokens = self.rowwise(self.fresh(self.hp.n_embd * n_used, tokens), weights)
         if self.has("ffn_gate_up_exps"):
             both = self._experts("ffn_gate_up_exps", tokens, top)
             hidden = self.fresh(self.width(both) // 2, view(both), view(both))
+        elif self.arch == "kimi-k3":
+            hidden = self._situ("ffn_gate_exps", "ffn_up_exps", tokens, top)
         elif self.has("ffn_gate_exps"):
             gate = self._experts("ffn_gate_exps", tokens, top)
             up = self._experts("ffn_up_exps", tokens, top)

@@ -16,7 +16,7 @@ from offload.compute.allocate import measure_buffers
 from offload.compute.blocks import Builder
 from offload.compute.builds import NEWEST_BUILD, OLDEST_BUILD, UNSAID_BUILD_SLACK_BYTES
 from offload.compute.facts import LayerFacts, ModelFacts, facts_of
-from offload.compute.graph import Graph, Node, Op, Outside
+from offload.compute.graph import Graph, Node, Op, Outside, view
 from offload.compute.inputs import F32, Inputs, add_embeddings, add_inputs
 from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
 from offload.compute.schedule import assign_backends, split_graph
@@ -26,7 +26,7 @@ from offload.split import HOST, LayerSplit
 
 _N_REPEATS: Final = 3
 
-_ROWS_BEFORE_NORM: Final = frozenset(("gpt-oss", "kimi-k3"))
+_ROWS_BEFORE_NORM: Final = frozenset(("gpt-oss", "hy_v4", "kimi-k3"))
 """Models that keep only the rows of outputs after the last layer, but before the last norm."""
 
 
@@ -160,6 +160,8 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     n_outputs = min(n_tokens, problem.n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
     x = add_embeddings(graph, facts, build, n_tokens)
+    if facts.arch == "hy_v4":
+        x = graph.add(Op.FRESH, x.n_bytes * facts.hp.hc_mult, view(x), rows=n_tokens)
     inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
     homes = dict.fromkeys(problem.host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}

@@ -18,6 +18,15 @@ _REPACKED_TYPES: Final = frozenset(("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"))
 _REPACKED_ROWS: Final = 8
 
 
+LAYERS_PER_BANK: Final = 12
+"""Kimi K3 banks its residual stream every so many layers (`attn_res.block_size`)."""
+
+
+def n_banked(il: int) -> int:
+    """Streams that have been banked before layer `il`."""
+    return -(-il // LAYERS_PER_BANK)
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A weight that the graph reads; `name` is its whole name."""
@@ -139,6 +148,7 @@ def _read(model: Model) -> ModelFacts:
             hp.n_embd_head_v(il),
             hp.n_expert_used[il],
             hp.is_recr[il],
+            (n_banked(il), il % LAYERS_PER_BANK == 0) if model.arch == "kimi-k3" else None,
         )
         key = (shapes, caches, numbers)
         layers.append(

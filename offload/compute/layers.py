@@ -12,7 +12,9 @@ from offload.compute.attention import (
     Style,
     attended,
     gated_attention,
+    latent_attended,
     latent_attention,
+    latent_output,
     plain_attention,
 )
 from offload.compute.block_sparse import block_sparse_attention, is_block_sparse
@@ -21,6 +23,13 @@ from offload.compute.graph import Node, Source
 from offload.compute.mamba import mamba, mamba2, short_conv
 from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_mixer
 from offload.compute.sketches import add_scratch
+from offload.compute.streams import (
+    bank_stream,
+    copied,
+    mix_banked,
+    reduce_streams,
+    spread_stream,
+)
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
     "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe step35 bailingmoe3 hy_v3"
@@ -47,8 +56,8 @@ def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
     crops = is_last and arch not in OUTPUTS_AFTER_LAYERS
     if arch == "arctic":
         return _arctic_layer(b, x, crops=crops)
-    if arch == "cohere2moe":
-        return _parallel_layer(b, arch, x)
+    if arch in _LAYERS:
+        return _LAYERS[arch](b, arch, x)
     residual: Source = x
     cur: Source = b.norm(x, "attn_norm") if b.has("attn_norm") else x
     if arch == "minimax-01":
@@ -104,6 +113,44 @@ def _parallel_layer(b: Builder, arch: str, x: Node) -> Node:
     return b.rowwise(cur, b.linear("attn_output", out))
 
 
+def _hyper_layer(b: Builder, arch: str, x: Node) -> Node:
+    """Each half reads one stream made of several, and adds to all."""
+    y, mixes = reduce_streams(b, x, "hc_attn_fn")
+    y = b.norm(y, "attn_norm")
+    out = latent_attended(b, y)
+    wide = copied(b, x)
+    x = spread_stream(b, latent_output(b, out, y), wide, mixes)
+    has_experts = b.has("ffn_down_exps")
+    if not has_experts:
+        wide = copied(b, x)
+    y, mixes = reduce_streams(b, x, "hc_ffn_fn")
+    y = b.norm(y, "ffn_norm")
+    if not has_experts:
+        return spread_stream(b, b.ffn(y), wide, mixes)
+    experts = b.moe(y)
+    wide = copied(b, x)
+    return spread_stream(b, b.rowwise(experts, b.ffn(y, "_shexp")), wide, mixes)
+
+
+def _banked_layer(b: Builder, arch: str, x: Node) -> Node:
+    """Both halves read a mix of the stream and of what was banked."""
+    y = mix_banked(b, x, "attn_res_score")
+    is_banked = bank_stream(b, x)
+    y = b.norm(y, "attn_norm")
+    b.graph.expand()
+    y = _mix_tokens(b, arch, y)
+    stream = y if is_banked else b.rowwise(x, y)
+    y = b.norm(mix_banked(b, stream, "ffn_res_score"), "ffn_norm")
+    return b.rowwise(stream, _feed_forward(b, arch, y))
+
+
+_LAYERS: Final = {
+    "cohere2moe": _parallel_layer,
+    "hy_v4": _hyper_layer,
+    "kimi-k3": _banked_layer,
+}
+
+
 def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
     if b.layer.is_recr:
         return _recur(b, arch, x)
@@ -140,6 +187,11 @@ def _feed_forward(b: Builder, arch: str, x: Node) -> Node:
     out = b.moe(x, weigh_first=arch == "llama4")
     if arch == "grok" and b.has("ffn_up"):
         return b.rowwise(b.rowwise(b.ffn(x), out))
+    if b.has("ffn_routed_norm"):
+        out = b.norm(out, "ffn_routed_norm")
+    for name in ("ffn_routed_up", "ffn_latent_up"):
+        if b.has(name):
+            out = b.linear(name, out)
     if b.has("ffn_up_shexp"):
         shared = b.ffn(x, "_shexp")
         if b.has("ffn_gate_inp_shexp"):
