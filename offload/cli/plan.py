@@ -30,13 +30,12 @@ def plan(
     made = flags.plan(model)
     if verify:
         made = _confirmed(made, flags)
-    known = None
-    program = "llama-server"
+    argv = emit_server_args(make_launch(made))
     if flags.llama_server is not None:
-        from offload.engine.binaries import supported_flags
+        from offload.engine.binaries import read_build
 
-        known, program = supported_flags(Path(flags.llama_server)), flags.llama_server
-    argv = emit_server_args(make_launch(made), program, known)
+        build = read_build(Path(flags.llama_server))
+        argv = emit_server_args(make_launch(made), flags.llama_server, build=build)
     if output is Output.JSON:
         print_json(plan_to_json(made) | {"argv": list(argv)})
     elif output is Output.ARGS:
