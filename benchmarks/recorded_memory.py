@@ -152,7 +152,7 @@ def model_of(file_name: str) -> Model:
         )
     )
     # the fork loads what llama.cpp would skip
-    loaded = [replace(t, loaded=True) if ".attn_kv_b." in t.name else t for t in model.tensors]
+    loaded = [t._replace(loaded=True) if ".attn_kv_b." in t.name else t for t in model.tensors]
     return replace(model, tensors=tuple(loaded))
 
 

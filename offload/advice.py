@@ -105,7 +105,7 @@ def _remedies(problem: Problem, strategy: Strategy, short: Mapping[int, int]) ->
     context = problem.context
     found = False
     n_ctx = _largest(
-        lambda n: fits(replace(problem, context=replace(context, n_ctx=n * 256))),
+        lambda n: fits(problem._replace(context=replace(context, n_ctx=n * 256))),
         _N_CTX_MIN // 256,
         context.n_ctx // 256 - 1,
     )
@@ -114,13 +114,13 @@ def _remedies(problem: Problem, strategy: Strategy, short: Mapping[int, int]) ->
         yield Advice(code="try-context", text=f"it fits with -c {n_ctx * 256}")
     q8 = TYPES_BY_NAME["Q8_0"]
     if context.flash_attn and not context.type_k.is_quantized:
-        smaller = replace(problem, context=replace(context, type_k=q8, type_v=q8))
+        smaller = problem._replace(context=replace(context, type_k=q8, type_v=q8))
         if fits(smaller):
             found = True
             yield Advice(code="try-kv-type", text="it fits with -ctk q8_0 -ctv q8_0")
     n_ubatch = context.n_ubatch // 2
     while n_ubatch >= _N_UBATCH_MIN:
-        if fits(replace(problem, context=replace(context, n_ubatch=n_ubatch))):
+        if fits(problem._replace(context=replace(context, n_ubatch=n_ubatch))):
             found = True
             yield Advice(code="try-ubatch", text=f"it fits with -ub {n_ubatch}")
             break
@@ -138,8 +138,7 @@ def _hardware_remedies(
     problem: Problem, strategy: Strategy, fits: Callable[[Problem], bool]
 ) -> Iterator[Advice]:
     if problem.backends and problem.tensor_split is None:
-        one_more = replace(
-            problem,
+        one_more = problem._replace(
             backends=(*problem.backends, problem.backends[-1]),
             room_bytes=(*problem.room_bytes, problem.room_bytes[-1]),
             free_bytes=(*problem.free_bytes, problem.free_bytes[-1]),
@@ -148,7 +147,7 @@ def _hardware_remedies(
             size = format_gib(problem.free_bytes[-1])
             yield Advice(code="try-card", text=f"it fits with one more card of {size}")
     if problem.host_free_bytes is not None:
-        unbounded = solve_strategy(replace(problem, host_free_bytes=None), strategy)
+        unbounded = solve_strategy(problem._replace(host_free_bytes=None), strategy)
         if unbounded.fits:
             needed = unbounded.memory.host.total_bytes
             yield Advice(code="try-host-ram", text=f"it fits with {format_gib(needed)} of host RAM")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -148,7 +147,7 @@ class _Parser:
         for opening in ("(?=", "(?!"):
             if self._take(opening):
                 inner = self._group_body()
-                return replace(inner, text=f"{opening}{inner.text})", first="")
+                return inner._replace(text=f"{opening}{inner.text})", first="")
         return None
 
     def _group_body(self) -> Piece:
@@ -173,7 +172,7 @@ class _Parser:
             if self._take("?"):
                 quantifier += "?"
             if n:  # `a++` would be possessive in `re`
-                piece = replace(piece, text=f"(?:{piece.text})")
+                piece = piece._replace(text=f"(?:{piece.text})")
             piece = self._checked(repeated(piece, quantifier, least, most))
             n += 1
         return piece
@@ -205,7 +204,7 @@ class _Parser:
     def _group(self) -> Piece:
         if self._take("(?:"):
             inner = self._group_body()
-            return replace(inner, text=f"(?:{inner.text})")
+            return inner._replace(text=f"(?:{inner.text})")
         if self._next(1) == "?":
             opening = self.pattern[self.at : self.at + 3]
             raise self._refusal(f"{opening!r} is not ECMAScript; only '(?:', '(?=' and '(?!' are")
@@ -214,7 +213,7 @@ class _Parser:
         number = self.n_groups
         inner = self._group_body()
         self.groups_closed.add(number)
-        return replace(inner, text=f"({inner.text})", n_states=inner.n_states + 2)
+        return inner._replace(text=f"({inner.text})", n_states=inner.n_states + 2)
 
     def _escape(self) -> Piece:
         c = self._next(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from offload.foreign import describe_foreign
 from offload.ggml import GGMLType, tensor_bytes, type_by_id
@@ -53,8 +53,7 @@ _SCALARS: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One tensor as the header declares it; `shape[0]` is the fastest dimension (ggml's ne).
 
     `offset_bytes` counts from the start of the data section of file number `i_file`.

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 _DIGITS: Final = (1 << 10) - 1
 """Sets of digits are bit sets: bit d stands for the digit d."""
 _PAIR: Final = re.compile(r"(?<![^|])\[(\d)(\d)\](?![^|])", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Numbers `prefix + digit` for each prefix; other digits of `allowed` may follow or not."""
 
     prefixes: frozenset[str]

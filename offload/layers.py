@@ -8,8 +8,7 @@ and how wide each cache is. A layer's caches live on the layer's device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.arch import Arch, Attended, Memory
 from offload.context import (
@@ -31,8 +30,7 @@ _HCA_RATIO: Final = 128
 """`DSV4_CSA_RATIO` and `DSV4_HCA_RATIO` of src/llama-kv-cache-dsv4.cpp."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(NamedTuple):
     """One block; `kind` names what it keeps, `caches` sizes it.
 
     Kinds: `full`, `swa`, `mla`, `mla-swa`, `dsa` (latent with an indexer), `sparse` (full with an
@@ -59,8 +57,7 @@ def make_layers(hp: HParams, arch: Arch) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Blocks:
+class _Blocks(NamedTuple):
     """What every layer's caches are made from."""
 
     hp: HParams

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from offload.context import ContextOptions
 from offload.device import BACKENDS, Backend
@@ -44,8 +45,7 @@ class Breakdown:
     host: MemoryBytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertUnit:
+class ExpertUnit(NamedTuple):
     """The smallest thing that moves: one routed-expert matrix with its bias and scales.
 
     `stem` is the name without layer and suffix (`ffn_down_exps`); `n_bytes` is
@@ -58,8 +58,7 @@ class ExpertUnit:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerBytes:
+class LayerBytes(NamedTuple):
     """What each unit of `-ngl` costs on one kind of device.
 
     Index `il` is a repeating layer, the last index the output layer.

@@ -15,9 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 from itertools import product
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from offload.ecmascript import byte_text, compile_pattern
 from offload.layer_regex import layer_regex
@@ -34,8 +33,7 @@ _Rows = Mapping[_Key, tuple[AbstractSet[str], AbstractSet[str]]]
 """For each layer (or base name) the parts (or suffixes) wanted, and those kept back."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Product(Generic[_Key]):
+class _Product(NamedTuple, Generic[_Key]):
     """Rows that one text serves: it must match `wanted` and must not match `kept`."""
 
     keys: frozenset[_Key]
@@ -134,8 +132,8 @@ def _shared(products: Collection[_Product[_Key]]) -> list[_Product[_Key]]:
     for i, mine in enumerate(shared):
         for j, other in enumerate(shared):
             if i != j and other.wanted & mine.wanted and not other.wanted & mine.kept:
-                shared[j] = replace(other, keys=other.keys | mine.keys, kept=other.kept | mine.kept)
-                mine = replace(mine, wanted=mine.wanted - other.wanted)
+                shared[j] = other._replace(keys=other.keys | mine.keys, kept=other.kept | mine.kept)
+                mine = mine._replace(wanted=mine.wanted - other.wanted)
         shared[i] = mine
     return [p for p in shared if p.wanted]
 

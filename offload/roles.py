@@ -11,7 +11,6 @@ a layer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -39,8 +38,7 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor of the file.
 
     `shape[0]` is the fastest dimension. `il` is the block whose owner holds the tensor,

@@ -9,9 +9,8 @@ different first characters exclude each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb, prod
-from typing import Final
+from typing import Final, NamedTuple
 
 NAME_MAX: Final = 63
 """Bytes of the longest tensor name: `GGML_MAX_NAME` less the closing zero."""
@@ -23,8 +22,7 @@ STATES_MAX: Final = 100_000
 """libstdc++'s `_GLIBCXX_REGEX_STATE_LIMIT`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Part of a pattern: its text for `re`, and what bounds the search.
 
     From one place of a name it can match in at most C(63 + stars, stars) x `ways`

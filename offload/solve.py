@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.memory import ExpertUnit, LayerBytes
 
@@ -31,8 +30,7 @@ _UNITS_MAX: Final = 6
 """Matrices of one layer that may move alone; up, gate and down, each with a channel twin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relief:
+class Relief(NamedTuple):
     """What one card sends to the host, and by how much it is still short."""
 
     units: tuple[ExpertUnit, ...] = ()
@@ -40,8 +38,7 @@ class Relief:
     short_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
+class Solution(NamedTuple):
     """Units per device and the relief of each; units not counted stay on the host first."""
 
     counts: tuple[int, ...]

@@ -73,7 +73,7 @@ def merge_parts(parts: Sequence[GGUFHeader]) -> GGUFHeader:
                     "the parts are not of one model: download them again",
                     key=tensor.name,
                 )
-            tensors.append(replace(tensor, i_file=i_file) if i_file else tensor)
+            tensors.append(tensor._replace(i_file=i_file) if i_file else tensor)
     if len(tensors) != n_tensors:
         raise _error(
             first.path,

@@ -9,8 +9,7 @@ moved: it is part of the problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.backend import Backend
 from offload.context import ContextOptions
@@ -25,8 +24,7 @@ _ROUNDS: Final = 5
 """Compute depends on the placement and the placement on compute: at most this many rounds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(NamedTuple):
     """Everything a strategy needs; sizes in bytes, one entry per device."""
 
     model: Model
@@ -58,8 +56,7 @@ class Problem:
         return max(self.n_units - self.n_gpu_layers, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class Priced(NamedTuple):
     """A placement with its memory and what is missing on each device (index HOST = -1: host)."""
 
     placement: Placement
@@ -323,7 +320,7 @@ def _pinned(table: LayerBytes) -> LayerBytes:
     """The same table with every expert counted as staying."""
     fixed = tuple(f + e for f, e in zip(table.fixed_bytes, table.expert_bytes, strict=True))
     nothing = ((),) * len(fixed)
-    return replace(table, fixed_bytes=fixed, expert_units=nothing, expert_bytes=(0,) * len(fixed))
+    return table._replace(fixed_bytes=fixed, expert_units=nothing, expert_bytes=(0,) * len(fixed))
 
 
 def _fewest_experts(problem: Problem, *, from_last: bool) -> Priced:

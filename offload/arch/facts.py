@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Memory(StrEnum):
@@ -72,8 +73,7 @@ class Pattern(StrEnum):
     """Every layer that is not recurrent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(NamedTuple):
     """Sliding-window attention of one architecture.
 
     `n_swa_default` stands in for a missing key (0: it is required where `when` is ALWAYS),

@@ -7,17 +7,11 @@ MTP blocks included.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import TypeAlias
-
-HParam: TypeAlias = "str | int | float | bool | tuple[int, ...] | tuple[bool, ...]"
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HParams(Mapping[str, HParam]):
-    """Resolved hyper-parameters, by attribute or, for printing, by name.
+class HParams(NamedTuple):
+    """Resolved hyper-parameters.
 
     `n_layer_all` counts every block, `n_layer_nextn` the MTP blocks among them.
     `n_loops` is how often the file's blocks run, each time with caches of their own.
@@ -96,19 +90,6 @@ class HParams(Mapping[str, HParam]):
     f_attn_logit_softcapping: float
     f_final_logit_softcapping: float
 
-    def __getitem__(self, name: str) -> HParam:
-        """The value of the field `name`."""
-        if name not in _names():
-            raise KeyError(name)
-        value: HParam = getattr(self, name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_names())
-
-    def __len__(self) -> int:
-        return len(_names())
-
     @property
     def n_layer(self) -> int:
         """Blocks of the trunk: all but the MTP ones."""
@@ -163,8 +144,3 @@ class HParams(Mapping[str, HParam]):
         if head:
             return head * head * self.n_head[0]
         return self.ssm_d_state * self.ssm_d_inner
-
-
-@cache
-def _names() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(HParams))

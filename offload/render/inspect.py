@@ -72,7 +72,7 @@ def inspect_to_json(model: Model) -> dict[str, Any]:
         )
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": model_to_json(model) | {"hparams": _plain(model.hparams)},
+        "model": model_to_json(model) | {"hparams": _plain(model.hparams._asdict())},
         "layers": layers,
         "input_bytes": _home_bytes(model, "input"),
         "output_bytes": _home_bytes(model, "output"),

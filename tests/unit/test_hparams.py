@@ -62,16 +62,6 @@ def test_head_sizes_from_the_file() -> None:
     assert [hp.n_embd_head_k(il) for il in range(4)] == [16, 16, 16, 32]
 
 
-def test_by_name() -> None:
-    """Every field can be listed and looked up by name, for printing."""
-    hp = _read("llama")
-    assert hp["n_embd"] == hp.n_embd == 64
-    assert set(hp) >= {"n_head", "n_expert", "ssm_d_state"}
-    assert len(hp) == len(dict(hp))
-    with pytest.raises(KeyError):
-        hp["n_layers"]
-
-
 def test_experts() -> None:
     """Counts and widths of experts, used ones by layer."""
     hp = _read(
