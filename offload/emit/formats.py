@@ -21,10 +21,10 @@ from offload.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format: `takes` are the fields of Target that mean something in it.
+    """One format: `takes` are the flags of `offload emit` that mean something in it.
 
-    `is_file` is true for files that are read from some other folder, and by a reader who
-    needs the model's whole path.
+    `is_file` is true for files, which are read from some other folder and need the model's
+    whole path; `program` is the one that runs in the end.
     """
 
     name: str
@@ -62,14 +62,14 @@ FORMATS: Final = (
         name="args",
         summary="a llama-server command for a shell",
         emit=_args,
-        takes=_LISTEN | {"program"},
+        takes=_LISTEN,
         is_file=False,
     ),
     Format(
         name="bench",
         summary="a llama-bench command for a shell",
         emit=_bench,
-        takes=frozenset({"program"}),
+        takes=frozenset(),
         is_file=False,
         program="llama-bench",
     ),
@@ -95,13 +95,13 @@ FORMATS: Final = (
         name="llama-swap",
         summary="a model of llama-swap's config.yaml",
         emit=emit_llama_swap,
-        takes=frozenset({"alias", "program"}),
+        takes=frozenset({"alias"}),
     ),
     Format(
         name="systemd",
         summary="a systemd service unit",
         emit=emit_systemd,
-        takes=_LISTEN | {"program"},
+        takes=_LISTEN,
     ),
     Format(
         name="compose",
@@ -113,7 +113,7 @@ FORMATS: Final = (
         name="ik",
         summary="an ik_llama.cpp llama-server command for a shell",
         emit=_ik,
-        takes=_LISTEN | {"program"},
+        takes=_LISTEN,
         is_file=False,
     ),
 )

@@ -62,7 +62,7 @@ def _parts(launch: Launch) -> Iterator[tuple[str, ...]]:
     yield "-m", launch.model_path
     if launch.rpc:
         yield "--rpc", launch.rpc
-    if launch.devices:
+    if launch.devices and launch.devices != ("none",):
         yield "-dev", ",".join(_device_names(launch))
     yield "-ngl", str(launch.n_gpu_layers)
     if launch.split_mode != "layer":

@@ -11,8 +11,11 @@ import pytest
 
 from offload.device import parse_device
 from offload.emit import emit_bench_args, emit_server_args, make_launch
-from offload.engine.binaries import supported_flags
+from offload.emit.build import NEWEST
+from offload.emit.settings import server_settings
+from offload.engine.binaries import read_build, supported_flags
 from offload.engine.virtual_cards import VirtualCard
+from offload.errors import UsageError
 from offload.model import make_model
 from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
@@ -69,3 +72,55 @@ def test_llama_server_knows_every_flag(plan: Plan, llama_server: Path) -> None:
     assert argv == emit_server_args(make_launch(plan), str(llama_server))
     flags = [text for text in argv[1:] if text.startswith("-")]
     assert set(flags) <= known
+
+
+def test_llama_bench_really_splits_paths_at_commas(
+    plan: Plan, small_moe: Path, llama_server: Path, tmp_path: Path
+) -> None:
+    """What we refuse does fail: the model exists, and llama-bench looks for half of its name."""
+    bench = llama_server.with_name("llama-bench")
+    if not bench.exists():
+        pytest.skip("no llama-bench beside llama-server")
+    path = tmp_path / "a,b.gguf"
+    path.symlink_to(small_moe)
+    launch = make_launch(plan)
+    with pytest.raises(UsageError, match="comma"):
+        emit_bench_args(replace(launch, model_path=str(path)))
+    argv = list(emit_bench_args(launch, str(bench)))
+    argv[argv.index("-m") + 1] = str(path)
+    done = subprocess.run(
+        [*argv, "-p", "1", "-n", "0", "-r", "1", "-t", "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0 and "failed to load" in done.stderr
+
+
+def test_all_settings_are_known_to_the_programs(plan: Plan, llama_server: Path) -> None:
+    """Every flag an emitter can write stands in the help of llama-server or llama-bench."""
+    everything = replace(
+        make_launch(plan),
+        split_mode="none",
+        cpu_moe=True,
+        n_cpu_moe=2,
+        n_batch=256,
+        n_parallel=2,
+        kv_unified=False,
+        type_k="q8_0",
+        type_v="q8_0",
+        flash_attn=True,
+        swa_full=True,
+        offload_kqv=False,
+        op_offload=False,
+        no_host=True,
+    )
+    build = read_build(llama_server)
+    assert emit_server_args(everything, build=build) == emit_server_args(everything)
+    for setting in server_settings(everything, NEWEST):
+        assert set(setting.spellings) <= (build.flags or set()), setting
+        assert build.environment.get(setting.spellings[0]) == setting.env, setting
+    bench = llama_server.with_name("llama-bench")
+    if bench.exists():
+        assert emit_bench_args(everything, build=read_build(bench)) == emit_bench_args(everything)
