@@ -67,6 +67,13 @@ class Builder:
             found.stuck = self.inputs.options.no_host and weight.repacks
         return found
 
+    def input(self, name: str, n_bytes: int) -> Outside:
+        """The graph input of this name, made when it is first asked for."""
+        found = self.inputs.named.get(name)
+        if found is None:
+            found = self.inputs.named[name] = self.graph.input(n_bytes)
+        return found
+
     def first(self, *names: str) -> tuple[Outside, ...]:
         """The first of these weights that the layer has, or nothing."""
         return next(((self.weight(name),) for name in names if self.has(name)), ())
@@ -243,6 +250,8 @@ class Builder:
         if logits is None:
             logits = self.linear("ffn_gate_inp", x)
         n_expert = self.width(logits)
+        if self.has("ffn_gate_tid2eid"):
+            return self._route_by_token(logits)
         probs = self.rowwise(logits)
         selection: Source = probs
         if self.has("exp_probs_b.bias"):
@@ -252,6 +261,15 @@ class Builder:
         order = self.fresh(n_expert, selection)
         top = view(order, (n_expert * (self.rows - 1) + n_used) * F32)
         weights = self.fresh(n_used, view(probs), top)
+        total = self.rowwise(self.fresh(1, view(weights)))
+        return top, view(self.rowwise(view(weights), total))
+
+    def _route_by_token(self, logits: Node) -> tuple[Source, Source]:
+        """Experts by a table of tokens (the first layers of DeepSeek V4)."""
+        n_used, weight = self.layer.n_expert_used, self.weight("ffn_gate_tid2eid")
+        n_bytes = n_used * self.rows * F32
+        top = view(self.graph.add(Op.GET_ROWS, n_bytes, weight, rows=self.rows))
+        weights = self.fresh(n_used, view(self.rowwise(logits)), top)
         total = self.rowwise(self.fresh(1, view(weights)))
         return top, view(self.rowwise(view(weights), total))
 

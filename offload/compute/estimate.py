@@ -26,7 +26,10 @@ from offload.split import HOST, LayerSplit
 
 _N_REPEATS: Final = 3
 
-_ROWS_BEFORE_NORM: Final = frozenset(("gpt-oss", "hy_v4", "kimi-k3"))
+_MANY_STREAMS: Final = frozenset(("deepseek4", "hy_v4"))
+"""Models whose layers read and write several residual streams."""
+
+_ROWS_BEFORE_NORM: Final = frozenset(("deepseek4", "gpt-oss", "hy_v4", "kimi-k3"))
 """Models that keep only the rows of outputs after the last layer, but before the last norm."""
 
 
@@ -160,7 +163,7 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     n_outputs = min(n_tokens, problem.n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
     x = add_embeddings(graph, facts, build, n_tokens)
-    if facts.arch == "hy_v4":
+    if facts.arch in _MANY_STREAMS:
         x = graph.add(Op.FRESH, x.n_bytes * facts.hp.hc_mult, view(x), rows=n_tokens)
     inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
     homes = dict.fromkeys(problem.host_tensors, host)

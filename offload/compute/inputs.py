@@ -59,6 +59,9 @@ class Inputs:
     state_copy: tuple[View, View]
     """Which states the batch's sequences, and the others, continue from."""
     caches: dict[str, CacheInputs]
+    named: dict[str, Outside]
+    """Inputs that only some models have, made when they are first read."""
+
     shared: list[Source]
     """What a layer leaves for later ones: the indexer's choice, a mask in floats."""
 
@@ -101,6 +104,7 @@ def add_inputs(
         out_ids=graph.input(n_outputs * I32),
         state_copy=(view(states), view(states, 0)),
         caches=caches,
+        named={},
         shared=[],
     )
 
@@ -129,7 +133,7 @@ def add_embeddings(graph: Graph, facts: ModelFacts, build: int, n_tokens: int) -
     return x
 
 
-_STATELIKE = frozenset(("recurrent", "compressor"))
+_STATELIKE = frozenset(("recurrent", "compressed", "compressor"))
 _MROPE = frozenset("qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan_vl".split())
 
 
@@ -138,11 +142,12 @@ def _cache_inputs(
 ) -> CacheInputs:
     hp = facts.hp
     flash = options.flash_attn
-    n_stream = options.n_stream
+    is_ring = facts.arch == "deepseek4"
+    n_stream = options.n_seq_max if is_ring else options.n_stream
     width = getattr(cache, "n_embd_k_gqa", 0) or getattr(cache, "n_embd_k", 0)
     n_cells = cache.tensor_bytes(options)[0] // row_bytes(options.type_k, width)
     v_width = 1 if flash else hp.n_embd_v_gqa_max
-    has_v = cache.kind in ("full", "swa")
+    has_v = cache.kind in ("full", "swa") and not is_ring
     k_rot = v_rot = None
     rotates = cache.kind == "indexer" and facts.arch in _INDEXER_ROTATES
     if rotates or (options.type_k.is_quantized and hp.n_embd_head_k_full % 64 == 0):

@@ -19,6 +19,7 @@ from offload.compute.attention import (
 )
 from offload.compute.block_sparse import block_sparse_attention, is_block_sparse
 from offload.compute.blocks import Builder
+from offload.compute.deepseek4 import deepseek4_layer
 from offload.compute.graph import Node, Source
 from offload.compute.mamba import mamba, mamba2, short_conv
 from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_mixer
@@ -33,7 +34,7 @@ from offload.compute.streams import (
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
     "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe step35 bailingmoe3 hy_v3"
-    " hy_v4 kimi-k3 nemotron_h nemotron_h_moe".split()
+    " hy_v4 deepseek4 kimi-k3 nemotron_h nemotron_h_moe".split()
 )
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
@@ -146,6 +147,7 @@ def _banked_layer(b: Builder, arch: str, x: Node) -> Node:
 
 _LAYERS: Final = {
     "cohere2moe": _parallel_layer,
+    "deepseek4": deepseek4_layer,
     "hy_v4": _hyper_layer,
     "kimi-k3": _banked_layer,
 }
