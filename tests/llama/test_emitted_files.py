@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from offload.engine.process import started
 from offload.engine.virtual_cards import VirtualCard
 from offload.rules import Rule
 from tests.emit_readers import flags_of
+from tests.llama.server import await_health
 
 NASTY = 'it\'s "a" $HOME `id` %n {x}, \\back é 日本.gguf'
 
@@ -134,22 +135,44 @@ def test_the_router_turns_the_preset_into_our_flags(
     assert seen["--rpc"] == launch.rpc and seen["--parallel"] == "2"
 
 
+def test_the_router_loads_the_preset_and_answers(
+    launch: Launch, llama_server: Path, tmp_path: Path
+) -> None:
+    """The model loads over the three cards as the preset says, and completes a prompt."""
+    preset = tmp_path / "preset.ini"
+    preset.write_text(emit_ini(launch, Target(alias="the-model")))
+    body = json.dumps({"model": "the-model", "prompt": [5, 6, 7], "n_predict": 2}).encode()
+    with _router(llama_server, preset, tmp_path) as address:
+        request = urllib.request.Request(
+            f"{address}/completion", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            assert json.load(answer)["tokens_predicted"] == 2
+
+
 def _router_args(program: Path, preset: Path, name: str, folder: Path) -> list[str]:
+    """The command line the router would start the model with."""
+    with (
+        _router(program, preset, folder) as address,
+        urllib.request.urlopen(f"{address}/models", timeout=60) as answer,
+    ):
+        models = json.load(answer)["data"]
+    args = next(model["status"]["args"] for model in models if model["id"] == name)
+    assert isinstance(args, list)
+    return args
+
+
+@contextmanager
+def _router(program: Path, preset: Path, folder: Path) -> Iterator[str]:
+    """A llama-server in router mode, by its address."""
     with reserved_ports(1) as (port,), (folder / "router.log").open("wb") as log:
-        argv = [str(program), "--models-preset", str(preset), "--no-models-autoload"]
+        argv = [str(program), "--models-preset", str(preset)]
         argv += ["--host", "127.0.0.1", "--port", str(port.number)]
         with started(argv, python=False, stdin=False, stderr=log, stdout=log) as process:
-            deadline_s = time.monotonic() + 60
-            while time.monotonic() < deadline_s and process.poll() is None:
-                try:
-                    with urllib.request.urlopen(f"http://{port.endpoint}/models") as answer:
-                        models = json.load(answer)["data"]
-                    args = next(m["status"]["args"] for m in models if m["id"] == name)
-                    assert isinstance(args, list)
-                    return args
-                except OSError:
-                    time.sleep(0.1)
-    raise AssertionError((folder / "router.log").read_text(errors="replace")[-2000:])
+            assert await_health(f"http://{port.endpoint}/health", process) is None, (
+                folder / "router.log"
+            ).read_text(errors="replace")[-2000:]
+            yield f"http://{port.endpoint}"
 
 
 def test_a_shell_runs_the_command_at_a_nasty_path(launch: Launch, fit_params: Path) -> None:
