@@ -29,7 +29,6 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PROGRAM: Final = re.compile(r"(ik[_-])?llama[-.]|llama$|server$|main$", re.ASCII)
 _SUBCOMMANDS: Final = frozenset(("server", "serve", "cli", "run", "bench", "completion"))
 _NUMBER: Final = re.compile(r"-\d")
-_SWITCH_VALUES: Final = frozenset("on off auto enabled disabled true false 1 0 -1".split())
 _FINE_FOR_IK: Final = frozenset(("removed-flag", "flash-attn-without-value"))
 _ADDITIVE: Final = frozenset(("-ot", "--spec-type", "--lora", "--override-kv", "-otd", "-mm"))
 
@@ -208,10 +207,10 @@ class _Reader:
             )
 
     def _with_values(self, name: str, spelling: str, n_values: int) -> Setting:
-        if name == "-fa" and self._next() not in _SWITCH_VALUES and self.kind is not Program.BENCH:
+        if name == "-fa" and self._is_bare() and self.kind is not Program.BENCH:
             self.findings.append(_bare_flash_attn(self._next()))
             return Setting(name=name, spelling=spelling, values=("on",))
-        if name == "-fit" and self._next() not in _SWITCH_VALUES:
+        if name == "-fit" and self._is_bare():
             self.has_bare_fit = True  # ik_llama.cpp's --fit takes no value
             return Setting(name=name, spelling=spelling, values=("on",))
         values = self.words[self.at : self.at + n_values]
@@ -226,6 +225,11 @@ class _Reader:
 
     def _next(self) -> str:
         return self.words[self.at] if self.at < len(self.words) else ""
+
+    def _is_bare(self) -> bool:
+        """True where no value follows a flag that older programs took for a switch."""
+        following = self._next()
+        return not following or (following.startswith("-") and following != "-1")
 
     def _is_flag(self, word: str) -> bool:
         known = word in self.table or word in IK or word in REMOVED

@@ -40,6 +40,7 @@ _COMMON_0: Final = (
     "--vision-gemma-12b-default --spec-default"
 )
 _COMMON_1: Final = (
+    "-mmdev|--mmproj-device "
     "--server-base -co|--color -t|--threads -tb|--threads-batch -C|--cpu-mask -Cr|--cpu-range "
     "--cpu-strict --prio --poll -Cb|--cpu-mask-batch -Crb|--cpu-range-batch --cpu-strict-batch "
     "--prio-batch --poll-batch -lcs|--lookup-cache-static -lcd|--lookup-cache-dynamic "

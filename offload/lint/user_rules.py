@@ -25,6 +25,7 @@ DENSE_FFN: Final = r"ffn_(up|down|gate)\."
 
 _SECONDS_PER_RULE: Final = 0.5
 _SECONDS_FOR_ALL: Final = 4.0
+_TOLD_MAX: Final = 12
 _LAYERS_MAX: Final = 512
 """`LLAMA_MAX_LAYERS`: rules for later layers match nothing."""
 _NUMBER_CLASS: Final = re.compile(r"\[(\d*)(\d)-(\d+)\]", re.ASCII)
@@ -150,15 +151,22 @@ class Matcher:
         try:
             found = self._search(compile_pattern(rule.pattern))
         except UsageError as refusal:
-            self.findings.append(_refused(rule, str(refusal)))
+            self._tell(_refused(rule, str(refusal)))
             return None
         if found is None:
-            self.findings.append(_slow(rule))
+            self._tell(_slow(rule))
         return found
+
+    def _tell(self, finding: Finding) -> None:
+        """A dozen bad patterns make the point."""
+        if len(self.findings) < _TOLD_MAX:
+            self.findings.append(finding)
 
     def _search(self, compiled: re.Pattern[str]) -> frozenset[str] | None:
         """Names found; None when the time for one rule or for all of them is over."""
         allowed_s = min(_SECONDS_PER_RULE, _SECONDS_FOR_ALL - self.spent_s)
+        if allowed_s <= 0:
+            return None
         found = []
         start_s = self.clock()
         for name, text in self.names:

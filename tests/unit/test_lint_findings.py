@@ -1,0 +1,203 @@
+"""What findings say in numbers: who is short by how much, and that their advice holds."""
+
+from __future__ import annotations
+
+import re
+
+from offload.lint import Finding, LintReport, Machine, lint, parse_command
+from offload.split import HOST
+from offload.units import GIB, MIB
+from tests.lint_examples import codes, example_machine, example_model, lint_example
+
+SHAPE, CARDS = "mistral-small-4-119b", "CUDA0:22.5GiB CUDA1:22.5GiB"
+
+
+def _one(report: LintReport, code: str) -> Finding:
+    (found,) = [finding for finding in report.findings if finding.code == code]
+    return found
+
+
+def test_the_number_that_does_not_move() -> None:
+    """Card 1 holds 25 750 MiB of weights whatever N is; lint names the card and its layers."""
+    for n, first in ((8, 16662), (9, 15206), (10, 13750), (11, 12294)):
+        report = lint_example(
+            f"llama-server -m m -ngl 99 -ts 1,1 -c 8192 --n-cpu-moe {n}", SHAPE, CARDS
+        )
+        assert report.plan is not None
+        weights = [m.model_bytes // MIB for m in report.plan.memory.devices]
+        assert weights == [first, 25750]
+        text = _one(report, "card-over-budget").text
+        assert "CUDA1 needs 25,920 MiB" in text and "2,880 MiB over" in text
+        assert "layers 19-35 and the output layer" in text
+        assert f"{n} of the 19 layers of CUDA0, 0 of the 17 layers of CUDA1" in (
+            _one(report, "ncmoe-relieves-first-card-only").text
+        )
+
+
+def test_the_named_rule_relieves_the_card() -> None:
+    """The rule in the fix, added to the command, brings the card within its margin."""
+    command = "llama-server -m m -ngl 99 -ts 1,1 -c 8192 -ncmoe 10"
+    fix = _one(lint_example(command, SHAPE, CARDS), "card-over-budget").fix
+    rule = re.search(r"-ot '[^']+'", fix)
+    assert rule is not None
+    better = lint_example(f"{command} {rule[0]}", SHAPE, CARDS)
+    assert not better.has_errors
+    assert "card-over-margin" not in codes(better)
+
+
+def test_a_good_command_is_left_as_it_is() -> None:
+    """Notes alone change nothing: the corrected command is the one that was given."""
+    words = (
+        "env", "A=1", "llama-server", "-m", "m", "-ngl", "99", "-ts", "1,1", "-c", "4096",
+        "-fit", "off", "--port", "8081",
+    )  # fmt: skip
+    machine = example_machine("CUDA0:31GiB CUDA1:31GiB")
+    report = lint(parse_command(words), model=example_model("qwen3.5-35b-a3b"), machine=machine)
+    assert report.findings == ()
+    assert report.fixed_argv == words
+    without_env = parse_command(words[1:])
+    assert lint(without_env, machine=machine, model=None).fixed_argv == words
+
+
+def test_what_does_not_decide_placement_is_kept() -> None:
+    """Host, port, sampling and an alias survive; placement flags and variables are written anew."""
+    report = lint_example(
+        "LLAMA_ARG_N_CPU_MOE=10 CUDA_VISIBLE_DEVICES=0,1 llama-server -m /x/m.gguf -ngl 99 -ts 1,1"
+        " -c 8192 --host 127.0.0.1 --port 9000 --temp 0.7 -a name --no-mmap --jinja",
+        SHAPE, CARDS,
+    )  # fmt: skip
+    argv = report.fixed_argv
+    assert argv[:5] == ("env", "CUDA_VISIBLE_DEVICES=0,1", "llama-server", "-m", "/x/m.gguf")
+    kept = "--host 127.0.0.1 --port 9000 --temp 0.7 -a name --jinja"
+    assert " ".join(argv).endswith(kept)
+    assert "--no-mmap" not in argv and "-ncmoe" not in argv
+
+
+def test_words_alone_are_mended_in_place() -> None:
+    """Where only the form is wrong, the user's own placement stays as it is."""
+    report = lint_example(
+        "llama-server -m m -ngl=99 -c 4096 -fa --no-mmap -fit off", "qwen3.5-35b-a3b",
+        "CUDA0:31GiB",
+    )  # fmt: skip
+    assert codes(report) == {"flag-equals-value", "flash-attn-without-value", "removed-flag"}
+    assert " ".join(report.fixed_argv) == (
+        "llama-server -m m -ngl 99 -c 4096 -fa on -lm none -fit off"
+    )
+
+
+def test_layers_follow_dev_and_rpc_comes_first() -> None:
+    """`-dev` orders the cards; without it RPC devices stand before the others."""
+    cards = "CUDA0:23.5GiB CUDA1:12GiB RPC0[192.0.2.1:50052]:8GiB"
+    base = "llama-server -m m -ngl 99 -c 4096 -ts 10,10,21 --rpc 192.0.2.1:50052"
+    plan = lint_example(base, "qwen3.5-35b-a3b", cards).plan
+    assert plan is not None
+    assert [card.name for card in plan.devices] == ["RPC0", "CUDA0", "CUDA1"]
+    plan = lint_example(f"{base} -dev CUDA1,RPC0,CUDA0", "qwen3.5-35b-a3b", cards).plan
+    assert plan is not None
+    assert [card.name for card in plan.devices] == ["CUDA1", "RPC0", "CUDA0"]
+    assert plan.split.counts(3) == (10, 10, 21)
+    plan = lint_example(f"{base} -sm none -mg 1", "qwen3.5-35b-a3b", cards).plan
+    assert plan is not None
+    assert [card.name for card in plan.devices] == ["CUDA0"]
+
+
+def test_without_shares_free_memory_splits() -> None:
+    """As llama.cpp does, and not evenly: 30 and 10 GiB give three quarters to the first."""
+    plan = lint_example(
+        "llama-server -m m -ngl 99 -c 4096", "qwen3.5-35b-a3b", "CUDA0:30GiB CUDA1:10GiB"
+    ).plan
+    assert plan is not None
+    assert plan.split.counts(2) == (31, 10)
+
+
+def test_rules_win_in_the_order_of_the_command() -> None:
+    """The first rule that finds a tensor places it, whichever flag it came from."""
+    cards = "CUDA0:31GiB CUDA1:31GiB"
+    kept = r"-ot 'blk\.(0|1)\..*exps=CUDA0'"
+    first = lint_example(f"llama-server -m m -ngl 99 -ts 1,1 -c 4096 {kept} -cmoe",
+                         "qwen3.5-35b-a3b", cards).plan  # fmt: skip
+    last = lint_example(f"llama-server -m m -ngl 99 -ts 1,1 -c 4096 -cmoe {kept}",
+                        "qwen3.5-35b-a3b", cards).plan  # fmt: skip
+    assert first is not None and last is not None
+    assert first.experts_on_host(0)[0] == 2
+    assert last.experts_on_host(0)[0] == 0
+
+
+def test_fit_may_move_things_only_where_nothing_is_set() -> None:
+    """Over budget is an error with `-ngl` or `-fit off`, and `--fit`'s business without."""
+    fitted = lint_example("llama-server -m m -c 8192", SHAPE, CARDS)
+    assert not fitted.has_errors and "fit-decides" in codes(fitted)
+    for flags in ("-ngl 99", "-ngl all", "-ts 1,1", "-fit off", "-ot exps=CUDA0"):
+        report = lint_example(f"llama-server -m m -c 8192 {flags}", SHAPE, CARDS)
+        assert "card-over-budget" in codes(report), flags
+    bench = lint_example("llama-bench -m m -p 512", SHAPE, CARDS)
+    assert "card-over-budget" in codes(bench)
+
+
+def test_the_training_context_is_what_an_unset_one_means() -> None:
+    """llama-server's default is the whole training context, not ours; `--fit` may reduce it."""
+    plan = lint_example("llama-server -m m -ngl 99 -fit off", SHAPE, CARDS).plan
+    assert plan is not None and plan.context.n_ctx == 1048576
+    report = lint_example("llama-server -m m -ngl 99 -fitc 8192", SHAPE, CARDS)
+    assert report.plan is not None and report.plan.context.n_ctx == 8192
+    assert "context-shrinks" in codes(report)
+
+
+def test_host_memory_is_checked_when_it_is_known() -> None:
+    """Pinned weights beyond the host's memory are an error, mapped ones a warning."""
+    model = example_model("qwen3.5-35b-a3b")
+    machine = Machine(devices=example_machine("CUDA0:23.5GiB").devices, host_free_bytes=8 * GIB)
+    for mode, severity in (("none", "error"), ("mmap", "warning")):
+        command = parse_command([f"llama-server -m m -ngl 99 -c 4096 -cmoe -lm {mode}"])
+        report = lint(command, model=model, machine=machine)
+        assert str(_one(report, "pinned-beyond-host-ram").severity) == severity
+
+
+def test_the_mtp_block_takes_a_unit() -> None:
+    """GLM-4.5-Air: `-ngl 47` of 48 units leaves layer 0 on the host, as `--fit` itself emits."""
+    report = lint_example("llama-server -m m -ngl 47 -c 4096", "glm-4.5-air", "CUDA0:79GiB")
+    finding = _one(report, "layers-left-on-host")
+    assert "1 layer(s), 0, on the host" in finding.text and "MTP" in finding.text
+    assert report.plan is not None and report.plan.split.layers_of(HOST) == (0,)
+    whole = lint_example("llama-server -m m -ngl 48 -c 4096", "glm-4.5-air", "CUDA0:79GiB")
+    assert "layers-left-on-host" not in codes(whole)
+
+
+def test_ik_llama_cpp_shares_bytes_out() -> None:
+    """The same `-ts` gives other layers there, and the corrected command says bytes too."""
+    flags = "-m m -ngl 99 -ts 1,2 -c 8192"
+    plain = lint_example(f"llama-server {flags}", "deepseek-v2-lite", "CUDA0:8GiB CUDA1:15GiB")
+    forked = lint_example(
+        f"llama-server {flags} -fmoe", "deepseek-v2-lite", "CUDA0:8GiB CUDA1:15GiB"
+    )
+    assert plain.plan is not None and forked.plan is not None
+    sizes = [t.n_bytes for t in example_model("deepseek-v2-lite").tensors if t.home == "layer"]
+    share = forked.plan.memory.devices[0].model_bytes / sum(sizes)
+    assert abs(share - 1 / 3) < 0.03
+    assert plain.plan.split.counts(2) == (10, 18)
+    assert "-fmoe" in forked.fixed_argv and "--load-mode" not in forked.fixed_argv
+
+
+def test_nothing_fits_is_no_command() -> None:
+    """Where not even a small context fits, no corrected command is invented."""
+    report = lint_example("llama-server -m m -ngl 99", SHAPE, "CUDA0:1.2GiB", host="4GiB")
+    assert report.has_errors
+    assert report.fixed_argv == ()
+
+
+def test_a_log_is_laid_over_the_command() -> None:
+    """With both, the failed card's planned bytes and layers are told, and what would relieve it."""
+    command = parse_command(["llama-server -m m -ngl 99 -ts 1,1 -c 8192 -ncmoe 10"])
+    log = [
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 25750.10 MiB on device 1:"
+        " cudaMalloc failed: out of memory",
+        "alloc_tensor_range: failed to allocate CUDA1 buffer of size 27001000000",
+        "llama_model_load: error loading model: unable to allocate CUDA1 buffer",
+    ]
+    report = lint(
+        command, model=example_model(SHAPE), machine=example_machine(CARDS), logs=[log, log]
+    )
+    finding = _one(report, "out-of-memory")
+    assert finding.text.startswith("CUDA1: 25,750 MiB were asked")
+    assert "layers 19-35" in finding.text and "own layers 19-21" in finding.fix
+    assert "in 2 tries" in _one(report, "same-bytes-again").text
