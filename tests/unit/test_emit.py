@@ -6,18 +6,26 @@ import json
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from offload.device import devices_from_flags
 from offload.emit import (
     Launch,
     emit_bench_args,
     emit_server_args,
+    make_launch,
     quote_argv,
     quote_for_terminal,
 )
 from offload.errors import UsageError
+from offload.model import make_model
+from offload.options import PlanOptions
+from offload.plan import make_plan
 from offload.rules import Rule
+from offload.source import read_header
+from tuner.synth import write_shape
 
 LAUNCH = Launch(
     model_path="/models/a b.gguf",
@@ -127,6 +135,10 @@ def test_launch_survives_json() -> None:
         ("model_path", "a\0b"),
         ("rules", [{"pattern": "a,b=c", "buffer_type": "CPU"}]),
         ("rules", [{"pattern": "a"}]),
+        ("layer_bytes", 5),
+        ("layer_bytes", [1.5]),
+        ("layer_bytes", [-1]),
+        ("layer_bytes", [True]),
     ],
 )
 def test_hand_edited_launches_are_refused(key: str, value: object) -> None:
@@ -149,3 +161,23 @@ def test_missing_keys_are_named(key: str) -> None:
 def test_single_card_needs_no_shares() -> None:
     """With one card -ts says nothing and is left out."""
     assert "-ts" not in emit_server_args(replace(LAUNCH, tensor_split=()))
+
+
+@pytest.mark.parametrize("name", ["mistral-small-4-119b", "glm-4.5-air", "gemma-4-26b-a4b"])
+def test_layer_bytes_are_what_one_card_would_hold(name: str, tmp_path: Path) -> None:
+    """With everything on one card their sum is its weights and context, but for padding."""
+    model = make_model(read_header(write_shape(name, tmp_path / "m.gguf")))
+    plan = make_plan(model, devices_from_flags(1, (1 << 40,)), PlanOptions(n_ctx=8192))
+    launch = make_launch(plan)
+    (card,) = plan.memory.devices
+    assert launch.n_units == model.n_layer + 1 and not launch.is_partial
+    assert sum(launch.layer_bytes) == pytest.approx(card.model_bytes + card.context_bytes, rel=1e-3)
+    assert replace(launch, n_gpu_layers=model.n_layer).is_partial
+
+
+def test_plans_without_layer_bytes_are_still_read() -> None:
+    """They were added later; such a plan cannot tell a partial -ngl from a full one."""
+    data = LAUNCH.to_json()
+    del data["layer_bytes"]
+    launch = Launch.from_json(data)
+    assert launch == LAUNCH and launch.n_units == 0 and not launch.is_partial
