@@ -202,10 +202,10 @@ def latent_attended(b: Builder, x: Source, *, has_rope: bool = True) -> Source:
             return _sparse_mask(b, x, compressed, inputs)
         return inputs.mask
 
-    return _attend_latent(b, q, cache, mask, inputs, n_latent)
+    return attend_latent(b, q, cache, mask, inputs, n_latent)
 
 
-def _attend_latent(
+def attend_latent(
     b: Builder,
     q: Node,
     cache: Outside,

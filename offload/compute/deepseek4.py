@@ -28,33 +28,37 @@ _STEPS: Final = 4
 
 def deepseek4_layer(b: Builder, _arch: str, x: Node) -> Node:
     """Attention and experts, each reading a sum of the streams and added to all of them."""
-    mixes = _mixes(b, x, "hc_attn_fn")
-    y = _reduced(b, x, mixes)
+    mixes = stream_mixes(b, x, "hc_attn_fn")
+    y = reduce_mixed(b, x, mixes)
     y = _attention(b, b.norm(y, "attn_norm"))
-    x = _spread(b, y, x, *_post(b, mixes))
-    mixes = _mixes(b, x, "hc_ffn_fn")
-    post = _post(b, mixes)
+    x = spread_mixed(b, y, x, *stream_weights(b, mixes))
+    mixes = stream_mixes(b, x, "hc_ffn_fn")
+    post = stream_weights(b, mixes)
     b.graph.expand()
-    y = b.norm(_reduced(b, x, mixes), "ffn_norm")
+    y = b.norm(reduce_mixed(b, x, mixes), "ffn_norm")
     y = b.rowwise(b.moe(y), b.ffn(y, "_shexp"))
-    return _spread(b, y, x, *post)
+    return spread_mixed(b, y, x, *post)
 
 
-def _mixes(b: Builder, x: Source, fn: str) -> Node:
+def stream_mixes(b: Builder, x: Source, fn: str) -> Node:
+    """From which all weights of the streams are made."""
     return b.fresh(b.shape(fn)[1], b.weight(fn), b.rowwise(view(x)))
 
 
-def _reduced(b: Builder, x: Source, mixes: Node) -> Node:
+def reduce_mixed(b: Builder, x: Source, mixes: Node) -> Node:
+    """`DSV4_HC_PRE`: one stream out of several."""
     weights = b.chain(view(mixes, b.hp.hc_mult * b.rows * F32), _STEPS)
     return b.fresh(b.hp.n_embd, x, weights)
 
 
-def _post(b: Builder, mixes: Node) -> tuple[Source, Node]:
+def stream_weights(b: Builder, mixes: Node) -> tuple[Source, Node]:
+    """How much of a result each stream gets, and of each other stream."""
     n = b.hp.hc_mult
     return b.chain(view(mixes, n * b.rows * F32), _STEPS), b.fresh(n * n, mixes)
 
 
-def _spread(b: Builder, y: Source, x: Source, post: Source, comb: Node) -> Node:
+def spread_mixed(b: Builder, y: Source, x: Source, post: Source, comb: Node) -> Node:
+    """`DSV4_HC_POST`: the streams mixed with each other and with a result."""
     return b.fresh(b.hp.hc_mult * b.hp.n_embd, y, x, post, comb)
 
 

@@ -26,10 +26,10 @@ from offload.split import HOST, LayerSplit
 
 _N_REPEATS: Final = 3
 
-_MANY_STREAMS: Final = frozenset(("deepseek4", "hy_v4"))
+_MANY_STREAMS: Final = frozenset(("deepseek4", "glm5-next", "hy_v4"))
 """Models whose layers read and write several residual streams."""
 
-_ROWS_BEFORE_NORM: Final = frozenset(("deepseek4", "gpt-oss", "hy_v4", "kimi-k3"))
+_ROWS_BEFORE_NORM: Final = frozenset(("deepseek4", "glm5-next", "gpt-oss", "hy_v4", "kimi-k3"))
 """Models that keep only the rows of outputs after the last layer, but before the last norm."""
 
 

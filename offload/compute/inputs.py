@@ -20,6 +20,7 @@ from offload.ggml import row_bytes
 I32 = F32 = 4
 I64 = 8
 
+_UNMASKED_INDEXER = frozenset(("glm5-next", "minimax-m3"))
 _INDEXER_ROTATES = frozenset("deepseek32 deepseek4 glm-dsa dots3note".split())
 
 
@@ -149,8 +150,12 @@ def _cache_inputs(
     v_width = 1 if flash else hp.n_embd_v_gqa_max
     has_v = cache.kind in ("full", "swa") and not is_ring
     k_rot = v_rot = None
-    rotates = cache.kind == "indexer" and facts.arch in _INDEXER_ROTATES
-    if rotates or (options.type_k.is_quantized and hp.n_embd_head_k_full % 64 == 0):
+    rotates = options.type_k.is_quantized and hp.n_embd_head_k_full % 64 == 0
+    if cache.kind == "indexer":
+        rotates = facts.arch in _INDEXER_ROTATES
+    elif cache.kind == "mla" and any(layer.is_recr for layer in facts.layers):
+        rotates = False  # build_inp_mem_hybrid_k
+    if rotates:
         n_rot = 64
         head = width if cache.kind == "indexer" else hp.n_embd_head_k_full
         while head % (2 * n_rot) == 0:
@@ -175,5 +180,5 @@ def _mask_bytes(facts: ModelFacts, options: ContextOptions, cache: Cache, n: int
     Block-sparse attention scores no single cells and has no mask for its indexer.
     """
     if cache.kind == "indexer":
-        return 0 if facts.arch == "minimax-m3" else 2 * n
+        return 0 if facts.arch in _UNMASKED_INDEXER else 2 * n
     return (2 if options.flash_attn else F32) * n

@@ -22,6 +22,7 @@ from offload.compute.blocks import Builder
 from offload.compute.deepseek4 import deepseek4_layer
 from offload.compute.graph import Node, Source
 from offload.compute.mamba import mamba, mamba2, short_conv
+from offload.compute.pooled import glm5_next_layer
 from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_mixer
 from offload.compute.sketches import add_scratch
 from offload.compute.streams import (
@@ -34,7 +35,7 @@ from offload.compute.streams import (
 
 OUTPUTS_AFTER_LAYERS: Final = frozenset(
     "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe step35 bailingmoe3 hy_v3"
-    " hy_v4 deepseek4 kimi-k3 nemotron_h nemotron_h_moe".split()
+    " hy_v4 deepseek4 glm5-next kimi-k3 nemotron_h nemotron_h_moe".split()
 )
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
@@ -148,6 +149,7 @@ def _banked_layer(b: Builder, arch: str, x: Node) -> Node:
 _LAYERS: Final = {
     "cohere2moe": _parallel_layer,
     "deepseek4": deepseek4_layer,
+    "glm5-next": glm5_next_layer,
     "hy_v4": _hyper_layer,
     "kimi-k3": _banked_layer,
 }

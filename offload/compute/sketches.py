@@ -49,4 +49,4 @@ def _deepseek4(b: Builder) -> tuple[int, int]:
     return n_bytes, _cells(b) * 15 // 100
 
 
-_SCRATCH = {"qwen4exp": _qwen4exp, "glm5-next": _glm5_next}
+_SCRATCH = {"qwen4exp": _qwen4exp}
