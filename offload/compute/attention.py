@@ -27,7 +27,13 @@ def cache_inputs(b: Builder) -> CacheInputs:
 _SOFT_CAPPED: Final = frozenset(("gemma2", "grok"))
 
 
-def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
+def attend(
+    b: Builder,
+    q: Source,
+    k: Source | None,
+    v: Source | None,
+    make_mask: Callable[[], Source] | None = None,
+) -> Source:
     """`build_attn` with or without a cache of keys and values, up to `kqv_out`."""
     inputs, layer = cache_inputs(b), b.layer
     keys, values = store_kv(b, inputs, k, v)
@@ -38,12 +44,13 @@ def attend(b: Builder, q: Source, k: Source | None, v: Source | None) -> Source:
             b.in_f16(keys, b.inputs.options.type_k),
             b.in_f16(values, b.inputs.options.type_v),
         )
-        out = b.attend(n_out, q, keys, values, inputs.mask, *sinks)
+        mask = make_mask() if make_mask else inputs.mask
+        out = b.attend(n_out, q, keys, values, mask, *sinks)
     else:
         kq = b.fresh(inputs.n_kv * layer.n_head, view(keys), view(q))
         if b.arch in _SOFT_CAPPED:
             kq = b.rowwise(b.rowwise(b.rowwise(kq)))
-        kq = b.rowwise(kq, inputs.mask, *sinks)
+        kq = b.rowwise(kq, make_mask() if make_mask else inputs.mask, *sinks)
         out = b.fresh(n_out, view(b.fresh(n_out, view(values), kq)))
     b.graph.expand()
     return hadamard(b, view(out), inputs.v_rot)
@@ -143,7 +150,7 @@ def rotated(b: Builder, x: Source, norm: str, style: Style, *, is_part: bool = F
     return b.rope(b.norm(heads, norm))
 
 
-def gated_attention(b: Builder, x: Source) -> Node:
+def gated_attention(b: Builder, x: Source, make_mask: Callable[[], Source] | None = None) -> Node:
     """Queries come with a gate for the result (Qwen3-Next and Qwen3.5)."""
     rot = cache_inputs(b)
     both = b.linear("attn_q", x)
@@ -151,7 +158,7 @@ def gated_attention(b: Builder, x: Source) -> Node:
     q = hadamard(b, b.rope(b.norm(view(both, half), "attn_q_norm")), rot.k_rot)
     v = hadamard(b, b.linear("attn_v", x), rot.v_rot)
     k = b.rope(b.norm(view(b.linear("attn_k", x)), "attn_k_norm"))
-    out = attend(b, q, hadamard(b, k, rot.k_rot), v)
+    out = attend(b, q, hadamard(b, k, rot.k_rot), v, make_mask)
     gate = b.rowwise(b.fresh_bytes(half, view(both)))
     return b.linear("attn_output", b.rowwise(out, gate))
 

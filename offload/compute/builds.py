@@ -1,6 +1,6 @@
 """Which build of llama.cpp is an estimate for, and what do builds do differently?
 
-A build is the number of its release tag (b11434 is 11434). Two changes of graphs or
+A build is the number of its release tag (b11434 is 11434). A few changes of graphs or
 allocation show in compute buffers between the oldest and the newest build this program
 was measured against; a build counts as the nearest of those on its side of each change.
 """
@@ -22,6 +22,14 @@ _MIXED_BATCHES: Final = 11400
 
 UNSAID_BUILD_SLACK_BYTES: Final = 256 << 20
 """What an older build may need beyond the estimate when nobody said which build will run."""
+
+
+def pools_by_cell(build: int) -> bool:
+    """Whether an indexer that scores pools of tokens keeps their keys beside those of tokens.
+
+    When that came between the oldest and the newest build is not known here.
+    """
+    return build >= NEWEST_BUILD
 
 
 def gathers_states_once(build: int) -> bool:

@@ -17,7 +17,7 @@ from offload.compute.blocks import Builder
 from offload.compute.builds import NEWEST_BUILD, OLDEST_BUILD, UNSAID_BUILD_SLACK_BYTES
 from offload.compute.facts import LayerFacts, ModelFacts, facts_of
 from offload.compute.graph import Graph, Node, Op, Outside, view
-from offload.compute.inputs import F32, Inputs, add_embeddings, add_inputs
+from offload.compute.inputs import F32, Inputs, add_embeddings, add_inputs, add_ngrams
 from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
 from offload.compute.schedule import assign_backends, split_graph
 from offload.context import ContextOptions
@@ -26,7 +26,7 @@ from offload.split import HOST, LayerSplit
 
 _N_REPEATS: Final = 3
 
-_MANY_STREAMS: Final = frozenset(("deepseek4", "glm5-next", "hy_v4"))
+_MANY_STREAMS: Final = frozenset(("deepseek4", "glm5-next", "hy_v4", "qwen4exp"))
 """Models whose layers read and write several residual streams."""
 
 _ROWS_BEFORE_NORM: Final = frozenset(("deepseek4", "glm5-next", "gpt-oss", "hy_v4", "kimi-k3"))
@@ -163,9 +163,12 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     n_outputs = min(n_tokens, problem.n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
     x = add_embeddings(graph, facts, build, n_tokens)
+    inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
+    if facts.arch == "qwen4exp":
+        add_ngrams(graph, facts, inputs)
     if facts.arch in _MANY_STREAMS:
         x = graph.add(Op.FRESH, x.n_bytes * facts.hp.hc_mult, view(x), rows=n_tokens)
-    inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
+        graph.expand()
     homes = dict.fromkeys(problem.host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1

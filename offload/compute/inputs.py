@@ -20,7 +20,7 @@ from offload.ggml import row_bytes
 I32 = F32 = 4
 I64 = 8
 
-_UNMASKED_INDEXER = frozenset(("glm5-next", "minimax-m3"))
+_UNMASKED_INDEXER = frozenset(("glm5-next", "minimax-m3", "qwen4exp"))
 _INDEXER_ROTATES = frozenset("deepseek32 deepseek4 glm-dsa dots3note".split())
 
 
@@ -134,8 +134,25 @@ def add_embeddings(graph: Graph, facts: ModelFacts, build: int, n_tokens: int) -
     return x
 
 
+def add_ngrams(graph: Graph, facts: ModelFacts, inputs: Inputs) -> None:
+    """Qwen4-exp's embedding of the last tokens, which some layers read."""
+    table = facts.weights.get("per_layer_token_embd")
+    value = next((w for layer in facts.layers if (w := layer.weights.get("ple_value"))), None)
+    if table is None or value is None:
+        return
+    weight = Outside(table.n_bytes, graph.host, is_weight=True)
+    n_rows = value.shape[0] // table.shape[0] * inputs.n_tokens
+    n_bytes = value.shape[0] * inputs.n_tokens * F32
+    index = graph.input(n_rows * I32)
+    inputs.shared.append(graph.add(Op.GET_ROWS, n_bytes, weight, index, rows=n_rows))
+    graph.expand()
+
+
 _STATELIKE = frozenset(("recurrent", "compressed", "compressor"))
-_MROPE = frozenset("qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan_vl".split())
+_MROPE = frozenset(
+    "qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe qwen4exp paddleocr hunyuan_vl glm4moe"
+    " bailingmoe3".split()
+)
 
 
 def _cache_inputs(

@@ -23,8 +23,8 @@ from offload.compute.deepseek4 import deepseek4_layer
 from offload.compute.graph import Node, Source
 from offload.compute.mamba import mamba, mamba2, short_conv
 from offload.compute.pooled import glm5_next_layer
+from offload.compute.qwen4exp import qwen4exp_layer
 from offload.compute.recurrent import delta_net, kimi_delta, lightning, unknown_mixer
-from offload.compute.sketches import add_scratch
 from offload.compute.streams import (
     bank_stream,
     copied,
@@ -40,9 +40,7 @@ OUTPUTS_AFTER_LAYERS: Final = frozenset(
 """The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
 _GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
-_EXPANDS_NORM: Final = frozenset(
-    "qwen3next qwen35 qwen35moe kimi-linear kimi-k3 qwen4exp glm5-next".split()
-)
+_EXPANDS_NORM: Final = frozenset("qwen3next qwen35 qwen35moe kimi-linear kimi-k3".split())
 """A layer's norm is asked for before its state is read."""
 _NO_ROPE: Final = frozenset(("kimi-linear", "kimi-k3"))
 _COMMON: Final = Style()
@@ -58,6 +56,8 @@ def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
     crops = is_last and arch not in OUTPUTS_AFTER_LAYERS
     if arch == "arctic":
         return _arctic_layer(b, x, crops=crops)
+    if arch == "qwen4exp":
+        return qwen4exp_layer(b, x, is_last=is_last)
     if arch in _LAYERS:
         return _LAYERS[arch](b, arch, x)
     residual: Source = x
@@ -66,10 +66,7 @@ def add_layer(b: Builder, arch: str, x: Node, *, is_last: bool) -> Node:
         residual = cur
     if arch in _EXPANDS_NORM:
         b.graph.expand()
-    scratch = add_scratch(b, arch, cur)
     cur = _mix_tokens(b, arch, cur)
-    if scratch is not None:
-        b.fresh_bytes(0, scratch)
     if crops:
         cur, residual = b.take_outputs(cur), b.take_outputs(residual)
         b.rows = b.inputs.n_outputs

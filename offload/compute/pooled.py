@@ -7,11 +7,13 @@ a reserved graph. Its masks are cells and chosen cells times tokens, several at 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from offload.compute.attention import attend_latent
 from offload.compute.blocks import Builder
+from offload.compute.builds import pools_by_cell
 from offload.compute.deepseek4 import reduce_mixed, spread_mixed, stream_mixes, stream_weights
 from offload.compute.graph import Node, Op, Outside, Source, view
 from offload.compute.inputs import F32, I32, I64
@@ -19,6 +21,8 @@ from offload.compute.recurrent import kimi_delta
 
 _F16: Final = 2
 _POOLS_PAD: Final = 64
+_OLDER_MASKS: Final = {"glm5-next": 3, "qwen4exp": 22}
+"""Masks of floats that the graphs of older builds held beyond those of b11434, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +85,18 @@ def _latent(b: Builder, x: Source) -> Node:
     cache = Outside(b.cache_bytes("mla")[0], b.cache_home)
     b.store(cache, view(kv), inputs.k_idxs)
 
+    pools = pools_of(b)
+
+    def place(index: Node) -> Node:
+        """Cells that are not there go to waste rows."""
+        waste = b.fresh_bytes(pools.n_chosen * F32, index)
+        index = b.rowwise(index, waste)
+        alive = b.rowwise(view(b.input("gather mask", pools.n_chosen * b.rows * F32)))
+        return b.rowwise(b.rowwise(index, alive), waste)
+
     def mask() -> Source:
         if chosen is not None:
-            pools = pools_of(b)
-            n_bytes = pools.n_chosen * b.rows * F32
-            alive = b.rowwise(view(b.input("gather mask", n_bytes)))
-            b.inputs.shared[:] = [open_chosen(b, pools, chosen, alive)]
+            b.inputs.shared[:] = [open_chosen(b, pools, chosen, place)]
         return b.inputs.shared[0]
 
     return b.linear("attn_output", attend_latent(b, absorbed, cache, mask, inputs, n_latent))
@@ -111,7 +121,7 @@ def _store_glm_keys(b: Builder, x: Source) -> None:
     b.store(index_cache(b), view(rows), b.inputs.caches["indexer"].k_idxs)
     n_bytes = width * pools.size * pools.completed * F32
     members = b.input("pool members", pools.size * pools.completed * I32)
-    read = _rows(b, 2 * n_bytes, view(index_cache(b)), members)
+    read = read_rows(b, 2 * n_bytes, view(index_cache(b)), members)
     logits = b.fresh_bytes(n_bytes, view(read), *b.first("indexer_compressor_ape"))
     logits = b.fresh_bytes(n_bytes, view(logits))
     shares = b.rowwise(view(logits))
@@ -121,7 +131,8 @@ def _store_glm_keys(b: Builder, x: Source) -> None:
     b.store(index_cache(b), view(pooled), b.input("pool cells", pools.completed * I64))
 
 
-def _rows(b: Builder, n_bytes: int, source: Source, index: Source) -> Node:
+def read_rows(b: Builder, n_bytes: int, source: Source, index: Source) -> Node:
+    """`ggml_get_rows`."""
     return b.graph.add(Op.GET_ROWS, n_bytes, source, index, rows=b.rows)
 
 
@@ -129,7 +140,7 @@ def _scores(b: Builder, x: Source, q: Source) -> tuple[Pools, Node]:
     """Every pool's score for every token."""
     pools = pools_of(b)
     n_bytes = b.hp.indexer_head_size * pools.total * F32
-    keys = _rows(b, n_bytes, view(index_cache(b)), b.input("pools", pools.total * I32))
+    keys = read_rows(b, n_bytes, view(index_cache(b)), b.input("pools", pools.total * I32))
     weights = b.rowwise(b.mul_mat("indexer.proj", x))
     return pools, score_pools(b, pools, q, keys, weights)
 
@@ -144,9 +155,9 @@ def _ordered_choice(b: Builder, pools: Pools, scores: Node) -> Node:
     """Cells of the best pools by falling score, and those of the unfinished one."""
     top = b.fresh(pools.n_top, scores)
     as_floats = b.fresh(pools.n_top, top)
-    best = _rows(b, top.n_bytes, view(scores), top)
+    best = read_rows(b, top.n_bytes, view(scores), top)
     order = b.fresh(pools.n_top, view(best))
-    ordered = _rows(b, top.n_bytes, view(as_floats), order)
+    ordered = read_rows(b, top.n_bytes, view(as_floats), order)
     ordered = b.fresh(pools.n_top, b.fresh(pools.n_top, view(ordered)))
     return choose_cells(b, pools, view(ordered))
 
@@ -154,25 +165,29 @@ def _ordered_choice(b: Builder, pools: Pools, scores: Node) -> Node:
 def choose_cells(b: Builder, pools: Pools, top: Source) -> Node:
     """Cells of the chosen pools, and the tail of a pool not yet complete."""
     members = b.input("pool cells of all", pools.size * pools.total * I32)
-    cells = _rows(b, pools.size * pools.n_top * b.rows * I32, members, top)
+    cells = read_rows(b, pools.size * pools.n_top * b.rows * I32, members, top)
     tail = b.input("tail", (pools.size - 1) * b.rows * I32)
     return b.fresh(pools.n_chosen, view(cells), tail)
 
 
-def open_chosen(b: Builder, pools: Pools, chosen: Source, alive: Source) -> Node:
-    """The mask with all but the chosen cells closed; what is not `alive` goes to waste rows."""
+def open_chosen(b: Builder, pools: Pools, chosen: Source, place: Callable[[Node], Node]) -> Node:
+    """The mask with all but the chosen cells closed; `place` maps chosen cells to rows."""
     size = _F16 if b.inputs.flash_attn else F32
+    older = () if pools_by_cell(b.inputs.build) else (_older_scratch(b, pools, chosen),)
     zeros = b.fresh_bytes(
         pools.n_chosen * b.rows * size, b.rowwise(b.graph.leaf(pools.n_chosen * size))
     )
     index = b.fresh(pools.n_chosen, view(chosen))
-    waste = b.fresh_bytes(pools.n_chosen * F32, index)
-    index = b.rowwise(index, waste)
-    index = b.rowwise(b.rowwise(index, alive), waste)
-    index = b.fresh(pools.n_chosen, index)
+    index = b.fresh(pools.n_chosen, place(index))
     n_all = pools.n_cells + pools.n_chosen
     closed = b.fresh_bytes(n_all * b.rows * size, b.rowwise(b.graph.leaf(n_all * size)))
     opened = b.scatter(closed, view(zeros), view(index))
     mask = b.inputs.caches["mla" if "mla" in b.inputs.caches else "full"].mask
     n_bytes = pools.n_cells * b.rows * size
-    return b.graph.add(Op.ROWWISE, n_bytes, opened, view(mask), rows=b.rows)
+    return b.graph.add(Op.ROWWISE, n_bytes, opened, view(mask), *older, rows=b.rows)
+
+
+def _older_scratch(b: Builder, pools: Pools, chosen: Source) -> Node:
+    """What older builds needed more, of which only the size is known, from dry runs."""
+    n_masks = _OLDER_MASKS.get(b.arch, 0)
+    return b.fresh_bytes(n_masks * pools.n_cells * b.rows * F32, chosen)
