@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.cost import Coefficient, Coefficients, Work, add_waiting
+from offload.cost import Coefficient, Coefficients, Work, add_waiting, unit_of
 
 Array = NDArray[np.float64]
 
@@ -167,7 +167,7 @@ class _System:
     """Prior values, in `scales`."""
 
     precision: Array
-    """Prior information, in `scales`."""
+    """Prior information in `scales`: the inverse of the prior covariance."""
 
 
 def _fit_phase(runs: Sequence[Run], prior: Coefficients | None, waiting: bool) -> _Phase:
@@ -192,11 +192,15 @@ def _fit_waiting(runs: Sequence[Run], prior: Coefficients | None, start: _Phase)
 
 
 def _fit_once(runs: Sequence[Run], prior: Coefficients | None) -> _Phase:
-    system = _make_system(runs, prior)
+    system = _make_system(runs, None)
     values, weights, sd = _solve_robustly(system)
+    if prior is not None:
+        # how far runs scatter and which are outliers is for them to say: a prior may be far off
+        system = _make_system(runs, prior)
+        values = _solve(system, weights)
     rows = system.amounts * system.scales * (weights / system.seconds)[:, None]
     information = rows.T @ rows
-    inverse = np.linalg.inv(information + _precision(system.precision))
+    inverse = np.linalg.inv(information + system.precision)
     # few runs: their scatter is itself uncertain, so intervals are those of Student's t
     n_free = max(len(runs) - _n_parameters(information, system.precision), 0.0)
     n_free += _NOISE_EXPECTED_WEIGHT
@@ -231,15 +235,7 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> _System:
     amounts = np.array([[run.work.amounts.get(n, 0.0) for n in names] for run in runs])
     seconds = np.array([run.seconds for run in runs])
     scales = np.array([float(np.median(seconds[col > 0] / col[col > 0])) for col in amounts.T])
-    known = {} if prior is None else prior.table
-    believed = np.zeros(len(names))
-    precision = np.ones(len(names))
-    for j, name in enumerate(names):
-        if ".wait." in name:
-            precision[j] = (scales[j] / WAIT_SD) ** 2
-        if name in known and known[name].standard_error > 0:
-            believed[j] = known[name].value / scales[j]
-            precision[j] = (scales[j] / known[name].standard_error) ** 2
+    believed, precision = _prior_in(names, scales, prior)
     return _System(
         names=names,
         amounts=amounts,
@@ -251,14 +247,42 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> _System:
     )
 
 
-def _precision(diagonal: Array) -> Array:
-    return np.diag(diagonal)
+def _prior_in(
+    names: Sequence[str], scales: Array, prior: Coefficients | None
+) -> tuple[Array, Array]:
+    """Prior values and precision, in units of `scales`.
+
+    What the prior does not know could be anything up to a whole run's time.
+    """
+    known = {} if prior is None else prior.table
+    believed = np.zeros(len(names))
+    covariance = np.eye(len(names))
+    for i, a in enumerate(names):
+        if ".wait." in a:
+            covariance[i, i] = (WAIT_SD / scales[i]) ** 2
+        if prior is None or a not in known or known[a].standard_error <= 0:
+            continue
+        believed[i] = known[a].value / scales[i]
+        for j, b in enumerate(names[: i + 1]):
+            if b in known and known[b].standard_error > 0:
+                shared = prior.covariance_of(a, b) / scales[i] / scales[j]
+                covariance[i, j] = covariance[j, i] = shared
+    return believed, np.linalg.inv(covariance).astype(np.float64)
 
 
 def _n_parameters(information: Array, precision: Array) -> float:
     """How many parameters the runs themselves settle: the trace of the hat matrix."""
-    both = information + _precision(precision)
+    both = information + precision
     return float(np.trace(np.linalg.solve(both, information)))
+
+
+def _solve(system: _System, weights: Array) -> Array:
+    """Coefficients in `scales`, runs weighted by one over their relative noise."""
+    rows = system.amounts * system.scales * (weights / system.seconds)[:, None]
+    prior_rows = np.linalg.cholesky(system.precision).T
+    left = np.vstack([rows, prior_rows])
+    right = np.concatenate([weights, prior_rows @ system.believed])
+    return solve_nnls(left, right)
 
 
 def _solve_robustly(system: _System) -> tuple[Array, Array, float]:
@@ -274,11 +298,8 @@ def _solve_robustly(system: _System) -> tuple[Array, Array, float]:
     weights = np.ones(n_runs)
     for _ in range(_ROUNDS):
         weights = trust / np.hypot(system.noise, sd)
+        previous, values = values, _solve(system, weights)
         rows = system.amounts * system.scales * (weights / system.seconds)[:, None]
-        prior_rows = np.diag(np.sqrt(system.precision))
-        left = np.vstack([rows, prior_rows])
-        right = np.concatenate([weights, np.sqrt(system.precision) * system.believed])
-        previous, values = values, solve_nnls(left, right)
         relative = system.amounts @ (values * system.scales) / system.seconds - 1.0
         trust, sd = _judge(relative, system, rows)
         if np.allclose(values, previous, rtol=1e-6, atol=1e-9):
@@ -347,16 +368,6 @@ def _table(
     return table
 
 
-def unit_of(name: str) -> str:
-    """The unit of a feature's coefficient, by the feature's name."""
-    kind = name.split(".")[1] if "." in name else name
-    if kind in ("read", "stream", "stream_mmap", "context", "carry"):
-        return "s/byte"
-    if kind == "wait":
-        return "s/s"
-    return "s/flop" if kind in ("flops", "attention") else "s"
-
-
 def _condition_number(rows: Array) -> float:
     """Largest over smallest singular value, columns scaled to length one."""
     lengths = np.linalg.norm(rows, axis=0)
@@ -368,7 +379,7 @@ def _condition_number(rows: Array) -> float:
 
 def _unidentified(system: _System, information: Array) -> tuple[Unidentified, ...]:
     """Features about which the runs say little that is not said about others too."""
-    resolution = np.linalg.solve(information + _precision(system.precision), information)
+    resolution = np.linalg.solve(information + system.precision, information)
     found = []
     for j, name in enumerate(system.names):
         if resolution[j, j] >= _IDENTIFIED_MIN:

@@ -1,10 +1,20 @@
 """How long does a placement take? The work it does, and seconds for each unit of work."""
 
-from offload.cost.coefficients import Coefficient, Coefficients, Prediction, predict
+from offload.cost.coefficients import (
+    MEASURED,
+    PRIOR,
+    Coefficient,
+    Coefficients,
+    Prediction,
+    predict,
+    unit_of,
+)
 from offload.cost.waiting import add_waiting
 from offload.cost.work import Places, Work, decode_work, prefill_work
 
 __all__ = [
+    "MEASURED",
+    "PRIOR",
     "Coefficient",
     "Coefficients",
     "Places",
@@ -14,4 +24,5 @@ __all__ = [
     "decode_work",
     "predict",
     "prefill_work",
+    "unit_of",
 ]

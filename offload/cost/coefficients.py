@@ -133,6 +133,16 @@ def _interval_factor(
     return exp(INTERVAL_Z * sqrt(log1p(relative**2)))
 
 
+def unit_of(name: str) -> str:
+    """The unit of a feature's coefficient, by the feature's name."""
+    kind = name.split(".")[1] if "." in name else name
+    if kind in ("read", "stream", "stream_mmap", "context", "carry"):
+        return "s/byte"
+    if kind == "wait":
+        return "s/s"
+    return "s/flop" if kind in ("flops", "attention") else "s"
+
+
 def nearest(name: str, table: Container[str]) -> str | None:
     """The feature in `table` most like one that was never measured; None where none is alike.
 
