@@ -8,12 +8,10 @@ refused by name instead of being misread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GGMLType:
+class GGMLType(NamedTuple):
     """One tensor type: `block_size` elements are stored in `block_bytes` bytes."""
 
     id: int

@@ -8,7 +8,6 @@ others is code elsewhere; everything it does not is a value here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -161,8 +160,7 @@ class RopeCopies(StrEnum):
     FULL_ATTENTION = "full_attention"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arch:
+class Arch(NamedTuple):
     """Everything llama.cpp knows about an architecture that a file does not say.
 
     `kv_from_start` is the number of layers that own KV when the rest reuse theirs,

@@ -7,7 +7,6 @@ real program judge them on a file of each.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from offload.arch.facts import (
@@ -87,45 +86,44 @@ _DELTA_NET: Final = Arch(
 _MAMBA_HYBRID: Final = Arch(
     name="", memory=Memory.HYBRID, recurrence=Recurrence.NO_KV_HEADS, state=State.SSM
 )
-_KDA: Final = replace(_MAMBA_HYBRID, state=State.KDA, is_mla=True)
-_LFM2: Final = replace(_MAMBA_HYBRID, state=State.SHORTCONV, token_norm_is_output=True)
-_NEMOTRON_H: Final = replace(
-    _MAMBA_HYBRID, recurrence=Recurrence.NO_KV_HEADS_NO_FF, attended=Attended.WITHOUT_FF
+_KDA: Final = _MAMBA_HYBRID._replace(state=State.KDA, is_mla=True)
+_LFM2: Final = _MAMBA_HYBRID._replace(state=State.SHORTCONV, token_norm_is_output=True)
+_NEMOTRON_H: Final = _MAMBA_HYBRID._replace(
+    recurrence=Recurrence.NO_KV_HEADS_NO_FF, attended=Attended.WITHOUT_FF
 )
 _RECURRENT: Final = Arch(name="", memory=Memory.RECURRENT, recurrence=Recurrence.ALWAYS)
-_RWKV: Final = replace(_RECURRENT, state=State.WKV)
+_RWKV: Final = _RECURRENT._replace(state=State.WKV)
 _DSA: Final = Arch(name="", memory=Memory.DSA, is_mla=True)
 _DRAFT: Final = Arch(name="", is_draft=True)
 
 _OTHERS: Final = {
     # recurrent
-    "mamba": replace(_RECURRENT, state=State.SSM_UNGROUPED),
-    "mamba2": replace(_RECURRENT, state=State.SSM),
+    "mamba": _RECURRENT._replace(state=State.SSM_UNGROUPED),
+    "mamba2": _RECURRENT._replace(state=State.SSM),
     "rwkv6": _RWKV,
     "rwkv6qwen2": _RWKV,
     "rwkv7": _RWKV,
     "arwkv7": _RWKV,
     # hybrids
-    "jamba": replace(_MAMBA_HYBRID, state=State.SSM_UNGROUPED),
+    "jamba": _MAMBA_HYBRID._replace(state=State.SSM_UNGROUPED),
     "plamo2": _MAMBA_HYBRID,
     "granitehybrid": _MAMBA_HYBRID,
-    "falcon-h1": replace(_MAMBA_HYBRID, recurrence=Recurrence.ALWAYS, attended=Attended.ALL),
+    "falcon-h1": _MAMBA_HYBRID._replace(recurrence=Recurrence.ALWAYS, attended=Attended.ALL),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
-    "lfm2": replace(_LFM2, window=Window(when=_OPTIONAL, pattern=Pattern.ATTENTION)),
+    "lfm2": _LFM2._replace(window=Window(when=_OPTIONAL, pattern=Pattern.ATTENTION)),
     "lfm2moe": _LFM2,
     "qwen3next": _DELTA_NET,
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET,
-    "qwen4exp": replace(
-        _DELTA_NET, memory=Memory.HYBRID_INDEXED, lazy_inputs=True, output_is_hyper=True
+    "qwen4exp": _DELTA_NET._replace(
+        memory=Memory.HYBRID_INDEXED, lazy_inputs=True, output_is_hyper=True
     ),
-    "minimax-01": replace(_DELTA_NET, full_attention_interval=8, state=State.LIGHTNING),
+    "minimax-01": _DELTA_NET._replace(full_attention_interval=8, state=State.LIGHTNING),
     "kimi-linear": _KDA,
-    "kimi-k3": replace(_KDA, value_is_latent=True),
+    "kimi-k3": _KDA._replace(value_is_latent=True),
     "bailingmoe3": _KDA,
-    "glm5-next": replace(
-        _KDA,
+    "glm5-next": _KDA._replace(
         memory=Memory.HYBRID_INDEXED,
         attended=Attended.TRUNK_NOT_RECURRENT,
         indexed=Indexed.LISTED,
@@ -134,11 +132,11 @@ _OTHERS: Final = {
     # latent and sparse attention
     "deepseek2": Arch(name="", is_mla=True),
     "mistral4": Arch(name="", is_mla=True),
-    "deepseek32": replace(_DSA, kept_in_nextn=frozenset(("exp_probs_b",))),
-    "glm-dsa": replace(_DSA, indexed=Indexed.LISTED_GLM, kept_in_nextn=frozenset(("exp_probs_b",))),
-    "hy_v4": replace(_DSA, indexed=Indexed.LISTED, indexer_is_optional=True),
-    "dots3note": replace(
-        _DSA, memory=Memory.DSA_WINDOWED, window=_LISTED, indexed=Indexed.LISTED_SHORT
+    "deepseek32": _DSA._replace(kept_in_nextn=frozenset(("exp_probs_b",))),
+    "glm-dsa": _DSA._replace(indexed=Indexed.LISTED_GLM, kept_in_nextn=frozenset(("exp_probs_b",))),
+    "hy_v4": _DSA._replace(indexed=Indexed.LISTED, indexer_is_optional=True),
+    "dots3note": _DSA._replace(
+        memory=Memory.DSA_WINDOWED, window=_LISTED, indexed=Indexed.LISTED_SHORT
     ),
     "deepseek4": Arch(
         name="",
@@ -187,15 +185,15 @@ _OTHERS: Final = {
         has_output=False,
         window=Window(when=_OPTIONAL, period=3, dense_first=True, kind="symmetric"),
     ),
-    "clef": replace(_DELTA_NET, memory=Memory.NONE),
+    "clef": _DELTA_NET._replace(memory=Memory.NONE),
     "wavtokenizer-dec": Arch(name="", memory=Memory.NONE),
     # drafts, loaded beside another model
-    "gemma4-assistant": replace(
-        _DRAFT, window=_LISTED, rope_copies=RopeCopies.FULL_ATTENTION, nextn_is_loaded=True
+    "gemma4-assistant": _DRAFT._replace(
+        window=_LISTED, rope_copies=RopeCopies.FULL_ATTENTION, nextn_is_loaded=True
     ),
     "eagle3": _DRAFT,
-    "dflash": replace(
-        _DRAFT, window=Window(when=_OPTIONAL, pattern=Pattern.ARRAY, all_if_hyper=True)
+    "dflash": _DRAFT._replace(
+        window=Window(when=_OPTIONAL, pattern=Pattern.ARRAY, all_if_hyper=True)
     ),
 }
 
@@ -208,7 +206,7 @@ def _make_table() -> dict[str, Arch]:
         table[name] = Arch(name=name, memory=Memory.NONE, is_causal=False)
     for name, window in _WINDOWS.items():
         table[name] = Arch(name=name, window=window)
-    table |= {name: replace(arch, name=name) for name, arch in _OTHERS.items()}
+    table |= {name: arch._replace(name=name) for name, arch in _OTHERS.items()}
     return table
 
 
