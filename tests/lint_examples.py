@@ -16,6 +16,8 @@ from tuner.synth import write_shape
 
 MADE_UP = "made-up-heads-of-80"
 """No catalogued model has heads that no cache type divides."""
+KIMI = "kimi-linear"
+"""Not in the catalogue; its name alone matters."""
 DAMAGED = "damaged"
 """A model that lacks most of its tensors."""
 
@@ -25,6 +27,8 @@ def example_model(name: str) -> Model:
     """A model of `tuner.shapes`, its file written once and gone again."""
     if name == MADE_UP:
         return make_model(model_header("llama", embedding_length=320))
+    if name == KIMI:
+        return make_model(model_header("kimi-linear", kda__head_dim=16, ssm__conv_kernel=4))
     if name == DAMAGED:
         tensors = (info("token_embd.weight", 64, 100), info("blk.0.attn_q.weight", 64, 64))
         return make_model(model_header("llama", tensors))

@@ -7,9 +7,9 @@ findings are stable and explained one by one in docs/lint.md.
 from offload.lint.case import Machine
 from offload.lint.command import Command, parse_command
 from offload.lint.finding import CODES, Finding, Severity
+from offload.lint.reading import read_settings
 from offload.lint.render import lint_to_json, render_lint, render_lint_markdown
 from offload.lint.report import LintReport, lint
-from offload.lint.settings import read_settings
 
 __all__ = [
     "CODES",

@@ -80,11 +80,12 @@ def buffer_types(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def choose_devices(
-    devices: Sequence[Device], settings: Settings
+    devices: Sequence[Device], settings: Settings, *, is_known: bool = True
 ) -> tuple[tuple[Device, ...], list[Finding]]:
     """Cards in llama.cpp's order: that of `-dev`, else RPC servers first.
 
-    Mirrors `llama_prepare_model_devices` (src/llama.cpp, b11434).
+    Mirrors `llama_prepare_model_devices` (src/llama.cpp, b11434). Without `is_known` nobody
+    knows which cards there are, and none is missed.
     """
     findings: list[Finding] = []
     if settings.device_names is None:
@@ -96,7 +97,7 @@ def choose_devices(
         ordered = []
         for name in settings.device_names:
             card = by_name.get(name.lower())
-            if card is None:
+            if card is None and is_known:
                 here = ", ".join(card.name for card in devices) or "none"
                 findings.append(
                     error(
@@ -106,7 +107,7 @@ def choose_devices(
                         f"-dev {','.join(card.name for card in devices)}" if devices else "",
                     )
                 )
-            elif card not in ordered:
+            elif card is not None and card not in ordered:
                 ordered.append(card)
     if settings.split_mode == "none" and ordered:
         i = settings.main_gpu

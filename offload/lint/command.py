@@ -29,6 +29,8 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PROGRAM: Final = re.compile(r"(ik[_-])?llama[-.]|llama$|server$|main$", re.ASCII)
 _SUBCOMMANDS: Final = frozenset(("server", "serve", "cli", "run", "bench", "completion"))
 _NUMBER: Final = re.compile(r"-\d")
+_CONTINUED: Final = ("", "\\", "^", "`")
+"""What is left of a line continuation of a POSIX shell, cmd or PowerShell."""
 _FINE_FOR_IK: Final = frozenset(("removed-flag", "flash-attn-without-value"))
 _ADDITIVE: Final = frozenset(("-ot", "--spec-type", "--lora", "--override-kv", "-otd", "-mm"))
 
@@ -84,7 +86,7 @@ def split_words(words: Sequence[str]) -> tuple[str, ...]:
             words = shlex.split(words[0].replace("\\\n", " "))
         except ValueError as error_:
             raise UsageError(f"the command cannot be split into words: {error_}") from None
-    words = tuple(word for word in words if word.strip() not in ("", "\\"))
+    words = tuple(word for word in words if word.strip() not in _CONTINUED)
     if not words:
         raise UsageError("no command to lint; write it behind --: offload lint -- llama-server …")
     return words

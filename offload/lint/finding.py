@@ -38,6 +38,7 @@ CODES: Final = frozenset(
     " ubatch-above-batch bench-ubatch-clamped draft-inherits-overrides"
     # what llama.cpp refuses
     " mla-cache-types-differ quantised-v-without-flash-attention cache-type-not-whole-blocks"
+    " slots-do-not-divide-ubatch"
     # what a log tells
     " out-of-memory same-bytes-again card-unlike-the-others pipeline-retried rpc-unreachable"
     " llama-stopped nothing-in-log".split()

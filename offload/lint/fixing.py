@@ -139,6 +139,9 @@ def _candidates(
         if settings.device_names is not None or devices != case.devices
         else (),
     )
+    if "slots-do-not-divide-ubatch" in codes and options.n_parallel:
+        n = options.n_parallel
+        options = replace(options, n_ubatch=max(options.n_ubatch // n, 1) * n)
     if codes & _SPLIT_CODES or devices != case.devices:
         options = replace(options, tensor_split=None)
     if "layers-left-on-host" in codes:
@@ -167,9 +170,14 @@ def _smaller(case: Case, options: PlanOptions) -> Iterator[PlanOptions]:
 
 def _prefix(command: Command) -> tuple[str, ...]:
     """Words before the program, without the variables that flags now stand for."""
-    words = tuple(w for w in command.prefix if w.partition("=")[0] not in ENV)
+    words: list[str] = []
+    for word in command.prefix:
+        if word.partition("=")[0] not in ENV:
+            words.append(word)
+        elif words and words[-1] in ("-e", "--env"):
+            words.pop()  # docker's
     needs_env = words[:1] and "=" in words[0].split("/")[0] and not words[0].startswith("-")
-    return ("env", *words) if needs_env else words
+    return ("env", *words) if needs_env else tuple(words)
 
 
 def _kept(settings: Sequence[Setting], is_ik: bool) -> Iterator[str]:

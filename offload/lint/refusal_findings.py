@@ -1,6 +1,6 @@
 """What does llama.cpp refuse once it knows the model?
 
-Mirrors `llama_init_from_model` (src/llama-context.cpp, b11434).
+Mirrors `llama_init_from_model` (src/llama-context.cpp, b11434), and one assertion of a graph.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from offload.lint.case import Case
 from offload.lint.finding import Finding, error
+from offload.model import Model
 
 
 def refusal_findings(case: Case) -> Iterator[Finding]:
@@ -25,6 +26,7 @@ def refusal_findings(case: Case) -> Iterator[Finding]:
         )
     if model is None:
         return
+    yield from _slots(case, model)
     hp = model.hparams
     if settings.flash_attn is not False and not model.has_flash_attn and v.is_quantized:
         yield error(
@@ -51,3 +53,21 @@ def refusal_findings(case: Case) -> Iterator[Finding]:
                 f" {type_.block_size}, and llama.cpp refuses them",
                 f"{flag} f16",
             )
+
+
+def _slots(case: Case, model: Model) -> Iterator[Finding]:
+    """Kimi Linear's graph needs as many tokens of a ubatch for each slot with its own cache.
+
+    Seen with b11434 on every `-np` and `-ub` tried; no other architecture does so.
+    """
+    settings = case.settings
+    n, is_unified = settings.n_parallel or 1, settings.kv_unified is True
+    n_ctx = settings.n_ctx or model.n_ctx_train or settings.n_batch
+    n_ubatch = min(settings.n_ubatch, settings.n_batch, n_ctx)
+    if model.arch == "kimi-linear" and not is_unified and n_ubatch % n:
+        yield error(
+            "slots-do-not-divide-ubatch",
+            f"-np {n} with -ub {n_ubatch}: {model.arch} wants the ubatch to be a multiple of the"
+            " slots where each has a cache of its own, and aborts (GGML_ASSERT(ggml_can_repeat))",
+            f"-ub {max(n_ubatch // n, 1) * n}, or -kvu",
+        )

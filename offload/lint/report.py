@@ -28,9 +28,10 @@ from offload.lint.fixing import fixed_command
 from offload.lint.load_findings import load_findings
 from offload.lint.log_findings import log_findings
 from offload.lint.memory_findings import memory_findings, over_bytes
+from offload.lint.reading import read_settings, several_variants
 from offload.lint.refusal_findings import refusal_findings
 from offload.lint.rule_findings import rule_findings
-from offload.lint.settings import Settings, read_settings, several_variants
+from offload.lint.settings import Settings
 from offload.lint.split_findings import split_findings
 from offload.lint.user_rules import Matcher, expand_overrides
 from offload.model import Model
@@ -92,7 +93,9 @@ def examine(command: Command, model: Model | None, machine: Machine) -> tuple[Ca
     """The command priced, with everything there is to find about it."""
     settings = read_settings(command)
     rules, wrong_rules = expand_overrides(settings.overrides)
-    devices, wrong_devices = choose_devices(machine.devices or (), settings)
+    devices, wrong_devices = choose_devices(
+        machine.devices or (), settings, is_known=machine.devices is not None
+    )
     matcher = None if model is None else Matcher(model.tensor_names)
     matches = () if matcher is None else tuple(matcher.matches(rules))
     found = [*command.findings, *settings.findings, *wrong_rules, *wrong_devices]

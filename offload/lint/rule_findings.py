@@ -19,7 +19,7 @@ from offload.units import format_mib
 
 _BRACKETS: Final = re.compile(r"\[(\d*)(\d)-(\d+)\]", re.ASCII)
 _BARRED: Final = re.compile(r"\[[^\]]*\|[^\]]*\]")
-_GLOB: Final = re.compile(r"(?<=[A-Za-z0-9_])\*|^\*")
+_GLOB: Final = re.compile(r"(?<!\\)(?P<before>[A-Za-z0-9_])\*|^\*")
 _LOOSE_NUMBER: Final = re.compile(
     r"(blk\\?\.(?:\d+|\([\d|]+\)))(\.(?![*+?{])|(?=\.[*+])|$)", re.ASCII
 )
@@ -82,7 +82,7 @@ def _form(rule: UserRule) -> Iterator[Finding]:
             "glob-or-space-in-rule",
             f"{rule.text}: '*' repeats the character before it; a pattern is no file name with"
             " wildcards",
-            _GLOB.sub(".*", rule.pattern) + f"={rule.buffer_type}",
+            _GLOB.sub(r"\g<before>.*", rule.pattern) + f"={rule.buffer_type}",
         )
 
 
@@ -207,8 +207,8 @@ def _too_many_roles(match: Match, tensors: list[Tensor]) -> Iterator[Finding]:
     """Experts were meant, and what every token needs goes with them."""
     roles = Counter(t.role for t in tensors)
     extra = [role for role in _UNINTENDED if roles[role]]
-    if not roles[Role.EXPERT] or not extra:
-        return
+    if not roles[Role.EXPERT] or not extra or match.rule.buffer_type != "CPU":
+        return  # on another card it is a question of who owns the layer
     n_bytes = sum(t.n_bytes for t in tensors if t.role in extra)
     example = next(t.name for t in tensors if t.role in extra)
     kinds = ", ".join(f"{roles[role]} {_ROLE_NAMES[role]}" for role in extra)

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from offload.engine.binaries import read_build, supported_flags
+from offload.lint import lint
 from offload.lint.command import Program, parse_command
 from offload.lint.finding import Severity
 from offload.lint.flags import BENCH, COMMON
-from offload.lint.settings import read_settings
+from offload.lint.reading import read_settings
 from offload.lint.user_rules import expand_overrides
+from offload.model import make_model
+from offload.source import read_header
 from tests.missing import missing
 
 PROGRAMS = ("llama-server", "llama-cli", "llama-completion", "llama-perplexity")
@@ -108,3 +111,55 @@ def test_programs_are_told_apart() -> None:
     kinds = {name: parse_command([f"{name} -m x"]).kind for name in PROGRAMS}
     assert kinds.pop("llama-server") is Program.SERVER
     assert set(kinds.values()) == {Program.OTHER}
+
+
+REFUSABLE = ("-ctk q8_0 -ctv q8_0", "-ctk q8_0", "-fa off -ctv q8_0", "-ctv q4_0", "-np 3 -ub 512")
+
+
+def test_what_a_model_does_not_allow_is_judged_alike(archs_dir: Path, server: Path) -> None:
+    """Cache types, flash attention and slots: the dry run of llama-fit-params refuses the same.
+
+    A seeded fifth of all architectures; every one of them with every option was compared once.
+    """
+    program = server.with_name("llama-fit-params")
+    if not program.exists():
+        missing("llama-fit-params is not built")
+    rng = random.Random(11434)
+    files = sorted(archs_dir.glob("*.gguf"))
+    chosen = [*rng.sample(files, len(files) // 5), archs_dir / "kimi-linear-moe.gguf"]
+    verdicts = set()
+    for path in chosen:
+        model = make_model(read_header(str(path)))
+        for options in rng.sample(REFUSABLE, 2) if path != chosen[-1] else REFUSABLE:
+            words = ["-m", str(path), "-c", "2048", *options.split()]
+            done = subprocess.run(
+                [program, *words, "-fitp", "on"], capture_output=True, timeout=60, check=False
+            )
+            report = lint(parse_command(["llama-server", *words]), model=model)
+            verdicts.add(report.has_errors)
+            assert (done.returncode != 0) == report.has_errors, (path.name, options)
+    assert verdicts == {True, False}
+
+
+FAILING = (
+    ("-ot exps=NOWHERE", "unknown-buffer"),
+    ("--foo", "unknown-flag"),
+    ("-c x", "bad-value"),
+    ("-dev NOWHERE", "unknown-device"),
+    ("--rpc 127.0.0.1:9", "rpc-unreachable"),
+    ("-fa off -ctk q8_0 -ctv q8_0", "quantised-v-without-flash-attention"),
+    ("-ctk q4_0 -ctv f16", "mla-cache-types-differ"),
+)
+
+
+@pytest.mark.parametrize(("flags", "code"), FAILING)
+def test_logs_of_real_failures_are_explained(
+    flags: str, code: str, archs_dir: Path, server: Path
+) -> None:
+    """What b11434 prints when it stops is recognised by its own words."""
+    words = [str(server), "-m", str(archs_dir / "deepseek2-moe.gguf"), *flags.split()]
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    assert done.returncode != 0
+    text = (done.stdout + done.stderr).decode("utf-8", "replace")
+    found = {finding.code for finding in lint(None, logs=[text.splitlines()]).findings}
+    assert code in found, (found, text[-1500:])

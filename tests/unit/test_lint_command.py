@@ -7,7 +7,8 @@ import pytest
 from offload.errors import UsageError
 from offload.lint.command import Command, Program, parse_command, split_words
 from offload.lint.flags import BENCH, COMMON, ENV, IK, REMOVED, is_negative
-from offload.lint.settings import Settings, read_settings
+from offload.lint.reading import read_settings
+from offload.lint.settings import Settings
 from offload.lint.user_rules import expand_overrides
 
 

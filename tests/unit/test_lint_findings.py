@@ -201,3 +201,53 @@ def test_a_log_is_laid_over_the_command() -> None:
     assert finding.text.startswith("CUDA1: 25,750 MiB were asked")
     assert "layers 19-35" in finding.text and "own layers 19-21" in finding.fix
     assert "in 2 tries" in _one(report, "same-bytes-again").text
+
+
+def test_unknown_cards_are_not_missed() -> None:
+    """Where nobody knows the cards, `-dev` and buffer types are not called wrong for it."""
+    report = lint_example(
+        "llama-server -m m -ngl 99 -c 4096 -dev CUDA0,CUDA1 -ts 1,1 -ot 'x=CUDA1,exps=CPU'",
+        "qwen3.5-35b-a3b", "no cards",
+    )  # fmt: skip
+    assert not report.has_errors
+    assert "no-cards" in codes(report)
+
+
+def test_usual_patterns_are_not_found_fault_with() -> None:
+    """Patterns from guides that do what they say give no finding about rules."""
+    about_rules = {
+        "rule-matches-nothing", "rule-matches-too-much", "rule-shadowed", "class-as-number",
+        "glob-or-space-in-rule", "unknown-buffer", "bad-regex", "slow-regex",
+    }  # fmt: skip
+    for pattern in (
+        r".ffn_.*_exps.=CPU", r"\.ffn_(gate|up|down)_exps.=CPU", r"exps=CPU",
+        r"\.(6|7|8|9|[0-9][0-9]|[0-9][0-9][0-9])\.ffn_(gate|up|down)_exps.=CPU",
+        r"blk\.(?:[0-9]|1[0-7])\.ffn_.*_exps\.=CPU", r"blk\.\d*\.ffn_up_exps=CPU",
+        r"blk\.([0-3]|1\d)\.ffn_.*exps=CPU,blk\.(2\d|3\d)\.ffn_.*exps=CUDA0",
+    ):  # fmt: skip
+        report = lint_example(
+            f"llama-server -m m -ngl 99 -c 4096 -ot '{pattern}'", "qwen3.5-35b-a3b",
+            "CUDA0:31GiB",
+        )  # fmt: skip
+        assert not about_rules & codes(report), pattern
+
+
+def test_docker_and_other_wrappers_are_kept() -> None:
+    """What stands before the program is kept, variables that flags now stand for are not."""
+    report = lint_example(
+        "docker run --gpus all -e LLAMA_ARG_CTX_SIZE=8192 -e TZ=UTC ghcr.io/x/llama.cpp:server-cuda"
+        " -m /m.gguf -ngl 99 -ts 1,1", SHAPE, CARDS,
+    )  # fmt: skip
+    assert report.plan is not None and report.plan.context.n_ctx == 8192
+    words = " ".join(report.fixed_argv)
+    assert words.startswith("docker run --gpus all -e TZ=UTC ghcr.io/x/llama.cpp:server-cuda -m")
+
+
+def test_kimi_linear_wants_whole_slots() -> None:
+    """b11434 asserts it; a multiple, one slot or one cache for all are fine."""
+    for flags, is_wrong in (
+        ("-np 3", True), ("-np 4", False), ("-np 3 -ub 510", False), ("-np 3 -kvu", False),
+        ("", False), ("-np 5 -b 100", False), ("-np 3 -b 100", True),
+    ):  # fmt: skip
+        report = lint_example(f"llama-server -m m -c 4096 {flags}", "kimi-linear", "no cards")
+        assert ("slots-do-not-divide-ubatch" in codes(report)) == is_wrong, flags
