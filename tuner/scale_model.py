@@ -83,18 +83,20 @@ def make_scale_model(
     path: str | os.PathLike[str],
     *,
     budget_bytes: int | None = None,
+    wish_bytes: int | None = None,
     n_layer: int | None = None,
     vocab: str = "none",
 ) -> ScaleModel:
     """The small model for the file (or any part of the split set) at `path`.
 
-    As many layers as fit into `budget_bytes` of tensors, or exactly `n_layer`. `vocab`
+    As many layers as fit into `budget_bytes` of tensors, or exactly `n_layer`. Within the
+    budget no more than `wish_bytes`, if the smallest cut is not larger. `vocab`
     is `none` (token ids only) or `bytes`. Raises GGUFError, UnsupportedModelError for
     models that cannot be cut, UsageError for a budget below the smallest cut.
     """
     header = read_header(path)
     source = _read_source(header, read_typed_keys(header.path))
-    return _cut(source, budget_bytes, n_layer, vocab)
+    return _cut(source, budget_bytes, wish_bytes, n_layer, vocab)
 
 
 def make_scale_model_of_shape(
@@ -102,13 +104,14 @@ def make_scale_model_of_shape(
     *,
     quant: str | None = None,
     budget_bytes: int | None = None,
+    wish_bytes: int | None = None,
     n_layer: int | None = None,
     vocab: str = "none",
 ) -> ScaleModel:
     """The same for a model of the catalogue, of which there is no file."""
     metadata, tensors = make_file(shape, quant=quant)
     header = _parse(encode_header(metadata, tensors), tensors)
-    return _cut(_read_source(header, metadata), budget_bytes, n_layer, vocab)
+    return _cut(_read_source(header, metadata), budget_bytes, wish_bytes, n_layer, vocab)
 
 
 def _parse(header: bytes, tensors: Iterable[FileTensor]) -> GGUFHeader:
@@ -164,19 +167,28 @@ def _kind_of(model: Model, il: int) -> Hashable:
     return (model.layers[il].kind, *(v[il] for v in values))
 
 
-def _cut(source: _Source, budget_bytes: int | None, n_layer: int | None, vocab: str) -> ScaleModel:
+def _cut(
+    source: _Source,
+    budget_bytes: int | None,
+    wish_bytes: int | None,
+    n_layer: int | None,
+    vocab: str,
+) -> ScaleModel:
     n_all = len(source.layers)
     if n_layer is not None:
         if not 1 <= n_layer <= n_all:
             raise UsageError(f"{n_layer} layers of a model that has {n_all}")
         return _of_count(source, n_layer, vocab)
     counts = good_counts(source.kinds, n_lead=source.n_lead) or (n_all,)
-    n, n_bytes = 0, 0
-    for n in (n for n in counts if _can_have(source, n)):
-        n_bytes = _bytes_of_count(source, n)
-        if budget_bytes is None or n_bytes <= budget_bytes:
-            return _of_count(source, n, vocab)
-    raise _too_small(source, n_bytes, n, budget_bytes or 0)
+    sizes = {n: _bytes_of_count(source, n) for n in counts if _can_have(source, n)}
+    wished = (n for n in sizes if wish_bytes is None or sizes[n] <= wish_bytes)
+    n = next(wished, min(sizes))
+    while budget_bytes is not None and sizes[n] > budget_bytes:
+        smaller = [other for other in sizes if other < n]
+        if not smaller:
+            raise _too_small(source, sizes[n], n, budget_bytes)
+        n = max(smaller)
+    return _of_count(source, n, vocab)
 
 
 def _bytes_of_count(source: _Source, n: int) -> int:

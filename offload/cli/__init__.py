@@ -9,7 +9,17 @@ import sys
 from importlib import import_module
 from typing import Final
 
-COMMANDS: Final = ("plan", "inspect", "devices", "emit", "lint", "verify", "generate", "serve")
+COMMANDS: Final = (
+    "plan",
+    "inspect",
+    "devices",
+    "emit",
+    "lint",
+    "verify",
+    "generate",
+    "serve",
+    "bench",
+)
 
 
 def main() -> None:
