@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,6 +213,8 @@ class _Reader:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write the whole file or leave what was there; raises UsageError where it cannot."""
+    import tempfile  # reading, which offload plan does, must not pay for it
+
     text = json.dumps(profile_to_json(profile), indent=1, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

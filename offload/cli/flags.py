@@ -14,6 +14,7 @@ import typer
 from offload.errors import UsageError
 
 if TYPE_CHECKING:
+    from offload.forecast import Measured
     from offload.machine import Machine
     from offload.model import Model
     from offload.options import PlanOptions
@@ -33,6 +34,13 @@ RpcOption = Annotated[
 LlamaServerOption = Annotated[
     str | None,
     typer.Option("--llama-server", metavar="PATH", help="Emit only flags this build knows."),
+]
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="FILE", help="Speeds from offload bench [newest of this machine]."
+    ),
 ]
 
 
@@ -251,6 +259,10 @@ class PlanFlags(MachineFlags):
 
     def plan(self, model_path: str) -> Plan:
         """The plan these flags ask for; what a probe could not find out is told on stderr."""
+        return self.plan_here(model_path)[0]
+
+    def plan_here(self, model_path: str) -> tuple[Plan, Machine]:
+        """The plan, and the machine it is for."""
         from offload.cli.app import notify
         from offload.plan import make_plan
 
@@ -265,7 +277,7 @@ class PlanFlags(MachineFlags):
         )
         for notice in machine.warnings:
             notify(notice.text)
-        return made
+        return made, machine
 
     def plan_or_saved(self, path: str) -> tuple[Plan, Request]:
         """The plan saved at `path`, or one for the model there, and what asked for it.
@@ -299,6 +311,28 @@ def read_model(path: str) -> Model:
     from offload.source import read_header
 
     return make_model(read_header(path))
+
+
+def measured_speeds(plan: Plan, profile: str | None) -> Measured | None:
+    """What `--profile` says, else the newest profile of this machine; None for neither."""
+    if profile is None and not any(device.description for device in plan.devices):
+        return None  # cards described by hand are no machine's that was measured
+    import os
+    from pathlib import Path
+
+    from offload.forecast import Measured
+    from tuner.profile import match_cards, newest_profile, profiles_dir, read_profile
+
+    if profile is not None:
+        found = read_profile(Path(profile))
+    else:
+        newest = newest_profile(plan.devices, profiles_dir(os.environ))
+        if newest is None:
+            return None
+        found = newest
+    return Measured(
+        coefficients=found.coefficients, device_of=match_cards(found.hardware, plan.devices)
+    )
 
 
 def parse_sizes(text: str, what: str) -> tuple[int, ...]:

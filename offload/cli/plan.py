@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
-from offload.cli.flags import ModelPath, Output, OutputOption, PlanFlags
+from offload.cli.flags import (
+    ModelPath,
+    Output,
+    OutputOption,
+    PlanFlags,
+    ProfileOption,
+    measured_speeds,
+)
 
 if TYPE_CHECKING:
     from offload.plan import Plan
@@ -21,13 +28,15 @@ def plan(
     verify: Annotated[
         bool, typer.Option("--verify", help="Have llama.cpp confirm it, and plan again if not.")
     ] = False,
+    profile: ProfileOption = None,
     output: OutputOption = Output.TABLE,
 ) -> int:
     """Place every tensor so that each card holds its share, and print the command."""
     from offload.emit import emit_server_args, make_launch, quote_argv
+    from offload.forecast import make_forecast
     from offload.render import plan_to_json, render_plan
 
-    made = flags.plan(model)
+    made, machine = flags.plan_here(model)
     if verify:
         made = _confirmed(made, flags)
     argv = emit_server_args(make_launch(made))
@@ -36,12 +45,14 @@ def plan(
 
         build = read_build(Path(flags.llama_server))
         argv = emit_server_args(make_launch(made), flags.llama_server, build=build)
-    if output is Output.JSON:
-        print_json(plan_to_json(made) | {"argv": list(argv)})
-    elif output is Output.ARGS:
+    speeds = measured_speeds(made, profile)
+    if output is Output.ARGS:
         print_answer(quote_argv(argv))
+    elif output is Output.JSON:
+        forecast = make_forecast(made, machine.host, speeds)
+        print_json(plan_to_json(made, forecast) | {"argv": list(argv)})
     else:
-        print_answer(render_plan(made, argv))
+        print_answer(render_plan(made, argv, make_forecast(made, machine.host, speeds)))
     return 0 if made.feasible else 1
 
 

@@ -6,6 +6,7 @@ from offload.cost.coefficients import (
     Coefficient,
     Coefficients,
     Prediction,
+    nearest,
     predict,
     unit_of,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Work",
     "add_waiting",
     "decode_work",
+    "nearest",
     "predict",
     "prefill_work",
     "unit_of",

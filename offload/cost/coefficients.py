@@ -8,9 +8,8 @@ coefficient the nearest one is borrowed and the interval widened.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
 from math import exp, log1p, sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.cost.waiting import add_waiting
 from offload.cost.work import CPU, REPACKED, Work
@@ -26,8 +25,7 @@ _BORROWED_SD: Final = 0.35
 """Relative doubt about a coefficient taken from another tensor type of the same device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficient:
+class Coefficient(NamedTuple):
     """Seconds for one unit of a feature; `source` is `measured` or `prior`.
 
     `n_samples` counts the runs that bear on it.
@@ -41,8 +39,7 @@ class Coefficient:
     source: str = MEASURED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """All coefficients of one machine with what their errors have in common.
 
     `covariance` holds the covariance of two coefficients by their names in order; pairs that
@@ -62,8 +59,7 @@ class Coefficients:
         return self.covariance.get((a, b), self.covariance.get((b, a), 0.0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Seconds with a 90 % interval.
 
     `borrowed` maps features without a coefficient to the one used instead; `unknown` features

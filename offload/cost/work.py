@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from offload.context import ContextOptions
 from offload.device import Device
@@ -66,8 +66,7 @@ class Work:
         return Work(amounts={name: factor * amount for name, amount in self.amounts.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lump:
+class _Lump(NamedTuple):
     """Weights of one layer that are computed alike: where, of which type, how much."""
 
     place: int
@@ -172,8 +171,7 @@ def prefill_work(
     return amounts.work()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class _Batch(NamedTuple):
     """`times` physical batches of `n_tokens` each, the first after `n_depth` tokens."""
 
     n_tokens: int

@@ -144,22 +144,18 @@ M4 Max|546|18|0
 """
 
 
-def _words(text: str) -> str:
-    """Lower-case words between single spaces, so that whole words can be found."""
-    return f" {re.sub(r'[^a-z0-9]+', ' ', text.lower()).strip()} "
-
-
 def find_card(description: str) -> CardSheet | None:
     """The data sheet of the card that `description` names, the longest name first.
 
     llama.cpp's descriptions carry the vendor's name and more: `NVIDIA GeForce RTX 3090`.
+    Only whole words count.
     """
-    text = _words(description)
-    best, sheet = "", None
-    for line in _TEXT.split("\n"):
+    if not description:
+        return None
+    text = f" {re.sub(r'[^a-z0-9]+', ' ', description.lower()).strip()} "
+    best, figures = "", ""
+    for line in _TEXT.lower().split("\n"):
         name, _, rest = line.partition("|")
-        words = _words(name)
-        if rest and words in text and len(words) > len(best):
-            best = words
-            sheet = CardSheet(*map(float, rest.split("|")))
-    return sheet
+        if len(name) > len(best) and f" {name} " in text:
+            best, figures = name, rest
+    return CardSheet(*map(float, figures.split("|"))) if best else None

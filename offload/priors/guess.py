@@ -9,7 +9,6 @@ llama.cpp reaches, and one of each coefficient's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from offload.cost import PRIOR, Coefficient, Coefficients, unit_of
@@ -35,8 +34,7 @@ _TFLOP_PER_GB: Final = 0.1
 """TFLOP/s for each GB/s of a card whose bandwidth alone is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Guess:
+class _Guess(NamedTuple):
     """Seconds per unit, the group that shares its doubt, and both relative deviations."""
 
     value: float
@@ -45,8 +43,7 @@ class _Guess:
     own_sd: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rates:
+class _Rates(NamedTuple):
     """What one place does per second, and whether that is a data sheet's or a guess."""
 
     bytes_per_s: float

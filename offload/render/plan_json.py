@@ -6,14 +6,18 @@ the changelog. `launch` is what `offload emit` reads back, `request` what plans 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from offload.emit import emit_server_args, make_launch
 from offload.memory import MemoryBytes
 from offload.model import Model
 from offload.plan import Plan
+from offload.render.forecast import forecast_to_json
 from offload.render.request_json import request_of_plan, request_to_json
 from offload.split import HOST
+
+if TYPE_CHECKING:
+    from offload.forecast import Forecast
 
 SCHEMA_VERSION: Final = 1
 
@@ -62,7 +66,7 @@ def devices_to_json(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan, forecast: Forecast | None = None) -> dict[str, Any]:
     """The object `offload plan -o json` prints."""
     launch = make_launch(plan)
     context = plan.context
@@ -92,7 +96,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "tensor_split": list(plan.split.counts(len(plan.devices))),
         "n_gpu_layers": launch.n_gpu_layers,
         "rules": [{"pattern": r.pattern, "buffer_type": r.buffer_type} for r in plan.rules],
-        "prediction": None,
+        "prediction": forecast_to_json(forecast),
         "argv": list(emit_server_args(launch)),
         "warnings": [{"code": a.code, "text": a.text} for a in plan.advice],
         "launch": launch.to_json(),

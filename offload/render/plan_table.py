@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from offload.emit import emit_server_args, make_launch, quote_for_terminal
 from offload.memory import MemoryBytes
 from offload.plan import Plan
+from offload.render.forecast import forecast_line
 from offload.render.text import printable, ranges, render_columns
 from offload.split import HOST
 from offload.units import MIB, format_gib
+
+if TYPE_CHECKING:
+    from offload.forecast import Forecast
 
 _BAR_CELLS: Final = 24
 _BAR_MARKS: Final = (("#", "model_bytes"), ("k", "context_bytes"), ("c", "compute_bytes"))
 _BAR_KEY: Final = "# weights  k context  c compute  . headroom  m margin  ! over"
 
 
-def render_plan(plan: Plan, argv: Sequence[str] | None = None) -> str:
+def render_plan(
+    plan: Plan, argv: Sequence[str] | None = None, forecast: Forecast | None = None
+) -> str:
     """The whole answer: model, cards, rules, remarks and the command to paste."""
     if argv is None:
         argv = emit_server_args(make_launch(plan))
     lines = [*_head(plan), "", *_table(plan), ""]
+    if forecast is not None:
+        lines += [forecast_line(forecast), ""]
     lines += [f"rule  {rule.pattern}={rule.buffer_type}" for rule in plan.rules]
     lines += [f"{advice.code}: {printable(advice.text)}" for advice in plan.advice]
     if plan.rules or plan.advice:

@@ -57,7 +57,11 @@ def test_json_keeps_the_contract(planned: dict[str, Any]) -> None:
     assert planned["compute_source"] == "estimate"
     assert planned["n_gpu_layers"] == 37
     assert sum(planned["tensor_split"]) == 37
-    assert planned["prediction"] is None
+    speed = planned["prediction"]
+    assert speed["source"] == "prior" and speed["n_depth"] == 0
+    for phase in ("decode", "prefill"):
+        low, middle, high = (speed[f"{phase}_{end}t_s"] for end in ("low_", "", "high_"))
+        assert 0 < low < middle < high
     assert planned["argv"][0] == "llama-server"
     for device in planned["devices"]:
         total = device["model_bytes"] + device["context_bytes"] + device["compute_bytes"]
