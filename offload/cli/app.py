@@ -93,6 +93,9 @@ def _answer(function: Callable[..., int | None]) -> Callable[..., None]:
             code = function(*args, **kwargs)
         except typer.Exit:
             raise
+        except KeyboardInterrupt:
+            notify("interrupted")
+            raise typer.Exit(130) from None
         except OffloadError as error:
             complain(str(error))
         except MemoryError:

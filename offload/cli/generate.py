@@ -77,9 +77,11 @@ def generate(
 
 def _follow(stream: Stream, *, is_shown: bool) -> bool:
     """Wait for the end, showing the text as it comes; False when Ctrl-C came first."""
+    last = "\n"
     try:
         for text in stream:
-            if is_shown and sys.stdout is not None:
+            if is_shown and text and sys.stdout is not None:
+                last = text
                 sys.stdout.write(text)
                 sys.stdout.flush()
     except KeyboardInterrupt:
@@ -90,7 +92,7 @@ def _follow(stream: Stream, *, is_shown: bool) -> bool:
         sys.stdout = None
         stream.cancel()
     finally:
-        if is_shown and sys.stdout is not None:
+        if not last.endswith("\n") and sys.stdout is not None:
             print_answer("")
     return True
 

@@ -115,8 +115,9 @@ def plan_for(path: Path, gpus: tuple[str, ...], **options: object) -> Plan:
 def test_memory_is_the_plans(arch: str, tmp_path: Path) -> None:
     """A plan's weights and context are allocated to the byte, compute as the dry run said.
 
-    On the card of the output llama.cpp's dry run counts up to one hidden state more per
-    copy of the graph than a real load then takes; never less.
+    A dry run takes the first of the graphs that a real load reserves one after the other
+    (`llama_context::sched_reserve`), so on the card of the output they may differ by a hidden
+    state per copy of the graph, up or down.
     """
     path = write_random(tmp_path / "m.gguf", arch=arch, n_layer=6, quant="Q8_0")
     model = make_model(read_header(str(path)))
@@ -146,8 +147,8 @@ def test_memory_is_the_plans(arch: str, tmp_path: Path) -> None:
     ):
         assert told.model_bytes == allocated.model_bytes
         assert told.context_bytes == allocated.context_bytes
-        over = told.compute_bytes - allocated.compute_bytes
-        assert 0 <= over <= (4 * 64 * 256 * 4 if told is dry.devices[-1] else 0)
+        difference = abs(told.compute_bytes - allocated.compute_bytes)
+        assert difference <= (4 * 64 * 256 * 4 if told is dry.devices[-1] else 0)
 
 
 def test_settings_of_a_plan_are_those_of_its_verification(small_moe: Path) -> None:
