@@ -46,6 +46,9 @@ class ContextOptions:
     flash_attn: bool = True
     swa_full: bool = False
     offload_kqv: bool = True
+    no_host: bool = False
+    """Host weights are not in pinned memory, where cards could use them, but repacked."""
+
     llama_build: int | None = None
     """Which llama.cpp will run this (11434 for b11434); None where nobody said."""
 
