@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +40,9 @@ def lint(
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", metavar="FILE", help="A failed run's log; repeat for each try."),
+        typer.Option(
+            "--log", metavar="FILE", help="A failed run's log; repeat for each try, - reads stdin."
+        ),
     ] = None,
     output: Annotated[
         LintOutput, typer.Option("-o", "--output", help="What to print.")
@@ -110,6 +113,8 @@ def _machine(flags: MachineFlags, margin: str) -> Machine:
 
 def _read_log(path: str) -> list[str]:
     """The lines of a log, whatever bytes are in it; the end counts where it is huge."""
+    if path == "-":
+        return sys.stdin.buffer.read(_LOG_MAX_BYTES).decode("utf-8", "replace").splitlines()
     with open(path, "rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - _LOG_MAX_BYTES, 0))

@@ -87,6 +87,8 @@ def split_words(words: Sequence[str]) -> tuple[str, ...]:
         except ValueError as error_:
             raise UsageError(f"the command cannot be split into words: {error_}") from None
     words = tuple(word for word in words if word.strip() not in _CONTINUED)
+    if words and words[0].startswith("ExecStart="):
+        words = (words[0].removeprefix("ExecStart="), *words[1:])  # from a systemd unit
     if not words:
         raise UsageError("no command to lint; write it behind --: offload lint -- llama-server …")
     return words

@@ -74,6 +74,8 @@ _SAYINGS: Final = (
         "give the flag a value it takes",
     ),
 )  # fmt: skip
+_UNPINNED: Final = re.compile(r"failed to allocate ([\d.]+) M\w+ of pinned memory")
+_KILLED: Final = re.compile(r"^Killed$|Out of memory: Killed process|oom-kill:")
 _RETRIED: Final = "retrying without pipeline parallelism"
 
 
@@ -86,6 +88,7 @@ def log_findings(logs: Sequence[Sequence[str]], plan: Plan | None = None) -> Ite
         *_fit(lines),
         *_same_again(loads),
         *(_last_failure(loads, plan)),
+        *_host_memory(lines),
         *_pipeline(lines, loads),
         *_uneven(loads),
         *_left_on_host(loads),
@@ -102,7 +105,7 @@ def log_findings(logs: Sequence[Sequence[str]], plan: Plan | None = None) -> Ite
 
 
 _EXPLAINS: Final = frozenset(
-    "out-of-memory rpc-unreachable unknown-flag unknown-buffer split-mode-row bad-value"
+    "out-of-memory pinned-beyond-host-ram rpc-unreachable unknown-flag unknown-buffer split-mode-row bad-value"
     " mla-cache-types-differ quantised-v-without-flash-attention cache-type-not-whole-blocks"
     " unknown-device".split()
 )
@@ -228,6 +231,24 @@ def _same_again(loads: Sequence[LoadLog]) -> Iterator[Finding]:
                 " was changed between them belongs to that card",
                 f"relieve {device} within its own range of layers, not the first layers",
             )
+
+
+def _host_memory(lines: Sequence[str]) -> Iterator[Finding]:
+    """Pinned memory that was refused, and the kernel's way of making room."""
+    if any(_KILLED.search(line.strip()) for line in lines):
+        yield error(
+            "pinned-beyond-host-ram",
+            "the kernel killed the process: host memory ran out",
+            "less on the host, or --load-mode mmap, which lets it read from disk instead",
+        )
+    refused = [float(m[1]) for line in lines if (m := _UNPINNED.search(line))]
+    if refused:
+        yield warning(
+            "pinned-beyond-host-ram",
+            f"{max(refused):.0f} MiB of pinned memory were refused, so that ordinary memory took"
+            " its place: copying experts to a card for prefill is slower",
+            "raise the limit of locked memory (ulimit -l), or keep less on the host",
+        )
 
 
 def _pipeline(lines: Sequence[str], loads: Sequence[LoadLog]) -> Iterator[Finding]:

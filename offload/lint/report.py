@@ -35,7 +35,7 @@ from offload.lint.settings import Settings
 from offload.lint.split_findings import split_findings
 from offload.lint.user_rules import Matcher, expand_overrides
 from offload.model import Model
-from offload.plan import Plan
+from offload.plan import LAYERS_MAX, Plan
 
 _FAMILIES = (
     refusal_findings,
@@ -92,7 +92,9 @@ def lint(
 def examine(command: Command, model: Model | None, machine: Machine) -> tuple[Case, list[Finding]]:
     """The command priced, with everything there is to find about it."""
     settings = read_settings(command)
-    rules, wrong_rules = expand_overrides(settings.overrides)
+    rules, wrong_rules = expand_overrides(
+        settings.overrides, LAYERS_MAX if model is None else model.n_layer
+    )
     devices, wrong_devices = choose_devices(
         machine.devices or (), settings, is_known=machine.devices is not None
     )

@@ -18,16 +18,16 @@ from offload.ecmascript import byte_text, compile_pattern
 from offload.errors import UsageError
 from offload.lint.finding import Finding, error
 from offload.lint.settings import Override
+from offload.plan import LAYERS_MAX
 from offload.rules import EXPERTS, RULES_MAX, Rule
 
 DENSE_FFN: Final = r"ffn_(up|down|gate)\."
 """llama.cpp's pattern of dense feed-forward weights (`LLM_FFN_DENSE_REGEX`, common/common.h)."""
 
-_SECONDS_PER_RULE: Final = 0.5
-_SECONDS_FOR_ALL: Final = 4.0
+_SECONDS_PER_RULE: Final = 0.25
+_SECONDS_FOR_ALL: Final = 1.0
+"""Of processor time, so that a busy machine finds no fault; a usual rule takes a millisecond."""
 _TOLD_MAX: Final = 12
-_LAYERS_MAX: Final = 512
-"""`LLAMA_MAX_LAYERS`: rules for later layers match nothing."""
 _NUMBER_CLASS: Final = re.compile(r"\[(\d*)(\d)-(\d+)\]", re.ASCII)
 
 
@@ -60,8 +60,13 @@ class Match:
     taken: frozenset[str]
 
 
-def expand_overrides(overrides: Iterable[Override]) -> tuple[list[UserRule], list[Finding]]:
-    """The rules of all override flags, and what is wrong with their form."""
+def expand_overrides(
+    overrides: Iterable[Override], n_layer: int = LAYERS_MAX
+) -> tuple[list[UserRule], list[Finding]]:
+    """The rules of all override flags, and what is wrong with their form.
+
+    Those that a flag makes for more layers than `n_layer` are counted, but left out.
+    """
     rules: list[UserRule] = []
     findings: list[Finding] = []
     n_rules = 0
@@ -79,7 +84,7 @@ def expand_overrides(overrides: Iterable[Override]) -> tuple[list[UserRule], lis
             n_rules += override.n_layers
             rules += (
                 UserRule(flag=override.flag, pattern=rf"blk\.{il}\.{rest}", buffer_type="CPU")
-                for il in range(min(override.n_layers, _LAYERS_MAX))
+                for il in range(min(override.n_layers, n_layer))
             )
     if n_rules > RULES_MAX:
         findings.append(
@@ -122,9 +127,7 @@ def _parse(text: str) -> tuple[list[UserRule], list[Finding]]:
 class Matcher:
     """Finds the tensors of rules, in bounded time."""
 
-    def __init__(
-        self, names: Sequence[str], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.thread_time) -> None:
         self.names = [(name, byte_text(name)) for name in names]
         self.clock = clock
         self.spent_s = 0.0

@@ -12,12 +12,13 @@ import pytest
 from tuner.synth import write_shape
 
 
-def offload(*args: str | Path) -> subprocess.CompletedProcess[str]:
+def offload(*args: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "offload", *map(str, args)],
         capture_output=True,
         text=True,
+        input=stdin,
         timeout=60,
         check=False,
     )
@@ -82,6 +83,8 @@ def test_logs_with_and_without_a_command(tmp_path: Path) -> None:
     assert "error [out-of-memory] CUDA1" in done.stdout
     done = offload("lint", "--log", log, "--log", log, "-o", "md")
     assert "`same-bytes-again`" in done.stdout
+    done = offload("lint", "--log", "-", stdin=log.read_text(errors="replace"))
+    assert "error [out-of-memory] CUDA1" in done.stdout
     empty = tmp_path / "empty.log"
     empty.write_text("")
     done = offload("lint", "--log", empty)

@@ -251,3 +251,12 @@ def test_kimi_linear_wants_whole_slots() -> None:
     ):  # fmt: skip
         report = lint_example(f"llama-server -m m -c 4096 {flags}", "kimi-linear", "no cards")
         assert ("slots-do-not-divide-ubatch" in codes(report)) == is_wrong, flags
+
+
+def test_host_memory_in_logs() -> None:
+    """The kernel's kill is an error, refused pinning a warning."""
+    killed = lint(None, logs=[["load_tensors: loading model tensors", "Killed"]])
+    assert [f.code for f in killed.findings] == ["pinned-beyond-host-ram"] and killed.has_errors
+    line = "ggml_cuda_host_malloc: failed to allocate 35378.00 MiB of pinned memory: out of memory"
+    unpinned = lint(None, logs=[[line]])
+    assert "35378 MiB" in _one(unpinned, "pinned-beyond-host-ram").text

@@ -174,4 +174,4 @@ def test_many_slow_patterns_share_one_budget() -> None:
     rules = [UserRule(flag="-ot", pattern=f"x{i}.*y", buffer_type="CPU") for i in range(4000)]
     assert len(list(matcher.matches(rules))) < 100
     assert {finding.code for finding in matcher.findings} == {"slow-regex"}
-    assert matcher.spent_s < 6
+    assert matcher.spent_s < 2
