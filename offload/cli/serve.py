@@ -14,6 +14,9 @@ from offload.errors import UsageError
 
 if TYPE_CHECKING:
     from offload.engine.readiness import LoadProgress
+    from offload.engine.serve import ServeOptions
+    from offload.plan import Plan
+    from offload.render.request_json import Request
 
 
 @command(pass_on=True)
@@ -41,16 +44,19 @@ def serve(
     ] = 20.0,
 ) -> int:
     """Load a plan with llama-server and keep it running; flags after -- are llama-server's."""
-    from offload.engine.serve import ServeOptions, Voice, stop_on_signals
-    from offload.engine.serve import serve as serve_plan
+    from offload.engine.serve import ServeOptions
     from offload.engine.server_command import find_program
     from offload.engine.supervise import Policy
 
     if canary_tokens is not None and canary_tokens < 1:
         raise UsageError(f"--canary-tokens {canary_tokens}: at least 1")
     extra = _passed_on(ctx.args)
-    program = find_program(None if flags.llama_server is None else Path(flags.llama_server))
-    plan, request = flags.plan_or_saved(target)
+    try:
+        program = find_program(None if flags.llama_server is None else Path(flags.llama_server))
+        plan, request = flags.plan_or_saved(target)
+    except KeyboardInterrupt:
+        notify("interrupted; nothing was started")
+        return 130
     if not plan.feasible:
         for advice in plan.advice:
             notify(advice.text)
@@ -66,6 +72,14 @@ def serve(
         grace_s=grace,
         policy=Policy(restarts_max=restarts),
     )
+    return _serve(plan, request, options)
+
+
+def _serve(plan: Plan, request: Request, options: ServeOptions) -> int:
+    """Until it is stopped: 0 where it served before, else 128 + signal."""
+    from offload.engine.serve import Voice, stop_on_signals
+    from offload.engine.serve import serve as serve_plan
+
     screen = _Screen()
     voice = Voice(
         say=screen.say, loading=screen.loading, reading=screen.reading, ready=screen.ready

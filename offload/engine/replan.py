@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from offload.device import Device
@@ -34,7 +34,8 @@ _NUMBERED: Final = ("CUDA", "ROCm", "MUSA")
 class MemoryFailure:
     """Device `device` (HOST: the host) held `held_bytes` and was refused `wanted_bytes`.
 
-    `free_bytes` is what llama.cpp said was free at its start, by device index.
+    `free_bytes` is what llama.cpp said was free at its start, by device index. `suspects`
+    are cards of which any may have been the one, with what each held.
     """
 
     device: int
@@ -44,6 +45,7 @@ class MemoryFailure:
     compute_excess_bytes: int
     free_bytes: Mapping[int, int]
     line: str
+    suspects: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bound_bytes(self) -> int:
@@ -67,16 +69,18 @@ def find_memory_failure(
     return None
 
 
-def lost_card(device: int, plan: Plan, lines: Iterable[str]) -> MemoryFailure:
-    """The shortage of a card whose server died under a long prompt, with all that was planned."""
+def lost_cards(cards: Sequence[int], plan: Plan, lines: Iterable[str]) -> MemoryFailure:
+    """The shortage of a card, one of `cards`, whose server broke off with all that was planned."""
+    held = {d: plan.memory.devices[d].total_bytes for d in cards}
     return MemoryFailure(
-        device=device,
-        name=plan.devices[device].name,
-        held_bytes=plan.memory.devices[device].total_bytes,
+        device=cards[0],
+        name=" or ".join(plan.devices[d].name for d in cards),
+        held_bytes=held[cards[0]],
         wanted_bytes=0,
         compute_excess_bytes=0,
         free_bytes=_free_bytes(lines, plan),
         line="",
+        suspects=held,
     )
 
 
@@ -85,19 +89,18 @@ def replan(
 ) -> tuple[Plan, Request]:
     """The request's plan within what was learnt (it may not fit), and the request so corrected."""
     share = _STEPS[min(i_try, len(_STEPS)) - 1]
-    bound = failure.bound_bytes - failure.bound_bytes // share - failure.compute_excess_bytes
-    short_name = "" if failure.device == HOST else plan.devices[failure.device].name
+    bounds = {**failure.suspects, failure.device: failure.bound_bytes}
+    bounds = {d: n - n // share - failure.compute_excess_bytes for d, n in bounds.items()}
     index = {device.name: d for d, device in enumerate(plan.devices)}
 
     def corrected(device: Device) -> Device:
-        known = [device.memory_free_bytes]
-        known += [n for d, n in failure.free_bytes.items() if d == index.get(device.name)]
-        if device.name == short_name:
-            known.append(bound)
-        return replace(device, memory_free_bytes=max(min(known), 1))
+        d = index.get(device.name)
+        known = [n for found in (failure.free_bytes, bounds) for i, n in found.items() if i == d]
+        return replace(device, memory_free_bytes=max(min([device.memory_free_bytes, *known]), 1))
 
     host_free = request.host_free_bytes
     if failure.device == HOST:
+        bound = bounds[HOST]
         host_free = max(min(bound, bound if host_free is None else host_free), 1)
     learnt = replace(
         request,

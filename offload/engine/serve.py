@@ -30,7 +30,7 @@ from offload.engine.replan import (
     describe_change,
     describe_failure,
     find_memory_failure,
-    lost_card,
+    lost_cards,
     replan,
 )
 from offload.engine.server import Server, Waited
@@ -61,6 +61,7 @@ from offload.units import MIB
 _WATCH_S: Final = 0.25
 _HEALTH_EVERY_S: Final = 5.0
 _SILENT_S: Final = 60.0
+_ABORT_S: Final = 10.0
 _LOST_CARD: Final = re.compile(r"Remote RPC server crashed|RPC server at .* does not answer")
 _ABORTED: Final = 128 + signal.SIGABRT
 """How llama.cpp ends when an RPC server cannot be reached."""
@@ -251,6 +252,8 @@ class _Service:
         self.voice.reading(0, 0)
         if result is None:
             return
+        if not result.survived:
+            self._await_end(server)
         self.canary = result
         with contextlib.suppress(OSError):
             record_growth(
@@ -263,6 +266,13 @@ class _Service:
         if server.exit_code is None:
             self.in_canary = False
             self._tell_canary(result)
+
+    def _await_end(self, server: Server) -> None:
+        """A server that aborts breaks its connections off a while before it is gone."""
+        deadline_s = time.monotonic() + _ABORT_S
+        while server.exit_code is None and time.monotonic() < deadline_s:
+            if self.stop.stop.wait(_WATCH_S):
+                return
 
     def _tell_canary(self, result: CanaryResult) -> None:
         if not result.survived:
@@ -287,15 +297,14 @@ class _Service:
         was_ready = self.state.ready_since_s is not None
         failure = find_memory_failure(lines, self.plan, while_serving=was_ready)
         if failure is None and in_canary and any(_LOST_CARD.search(line) for line in lines[-60:]):
-            failure = lost_card(self._likely_lost(), self.plan, lines)
+            failure = lost_cards(self._likely_lost(), self.plan, lines)
         return failure
 
-    def _likely_lost(self) -> int:
-        """The card whose server is gone; else (it only hung up) the one with least to spare."""
+    def _likely_lost(self) -> list[int]:
+        """The cards whose server is gone; all behind servers where one has only hung up."""
         cards = [d for d, device in enumerate(self.plan.devices) if device.endpoint]
         gone = self._lost_endpoints()
-        missing = [d for d in cards if self.plan.devices[d].endpoint in gone]
-        return min(missing or cards, key=self.plan.headroom_bytes)
+        return [d for d in cards if self.plan.devices[d].endpoint in gone] or cards
 
     def _plan_again(
         self, failure: MemoryFailure, action: Replan, error: LlamaCppError
