@@ -29,6 +29,11 @@ _N_REPEATS: Final = 3
 _MANY_STREAMS: Final = frozenset(("deepseek4", "glm5-next", "hy_v4", "qwen4exp"))
 """Models whose layers read and write several residual streams."""
 
+_SCALED_EMBEDDINGS: Final = frozenset(
+    "afmoe gemma gemma2 gemma3 gemma4 granite granitemoe granitehybrid grok hrm_text minicpm"
+    " minicpm3".split()
+)
+
 _ROWS_BEFORE_NORM: Final = frozenset(("deepseek4", "glm5-next", "gpt-oss", "hy_v4", "kimi-k3"))
 """Models that keep only the rows of outputs after the last layer, but before the last norm."""
 
@@ -169,6 +174,8 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     if facts.arch in _MANY_STREAMS:
         x = graph.add(Op.FRESH, x.n_bytes * facts.hp.hc_mult, view(x), rows=n_tokens)
         graph.expand()
+    if facts.arch in _SCALED_EMBEDDINGS:
+        x = graph.add(Op.ROWWISE, x.n_bytes, x, rows=n_tokens)
     homes = dict.fromkeys(problem.host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1

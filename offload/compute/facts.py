@@ -92,6 +92,18 @@ def facts_of(model: Model) -> ModelFacts:
     return _latest[1]
 
 
+def _repeat_stacks(by_layer: list[Weights]) -> None:
+    """HRM runs two stacks of layers several times; each time has a cache of its own.
+
+    Which device runs a repeated layer is that of its first time. Here every layer runs where
+    its cache is, which needs about the same there, and little more.
+    """
+    own = [weights for weights in by_layer if "attn_q" in weights]
+    for il, weights in enumerate(by_layer):
+        if own and "attn_q" not in weights:
+            weights.update(own[il % len(own)])
+
+
 _SCALES_EXPERTS: Final = frozenset(
     "cohere2moe deepseek32 dots3note gemma4 glm-dsa hy_v3 llama mellum mistral3 nemotron_h"
     " nemotron_h_moe qwen35moe qwen3moe qwen3next qwen4exp".split()
@@ -136,6 +148,8 @@ def _read(model: Model) -> ModelFacts:
             and tensor.shape[1] % _REPACKED_ROWS == 0
         )
         home[name] = Weight(tensor.name, tensor.n_bytes, tensor.shape, repacks)
+    if model.arch == "hrm_text":
+        _repeat_stacks(by_layer)
     signatures: dict[object, int] = {}
     layers = []
     for il in range(hp.n_layer):

@@ -55,7 +55,6 @@ class Inputs:
     options: ContextOptions
     build: int
     positions: Outside
-    attn_scale: Outside
     out_ids: Outside
     state_copy: tuple[View, View]
     """Which states the batch's sequences, and the others, continue from."""
@@ -101,7 +100,6 @@ def add_inputs(
         options=options,
         build=build,
         positions=graph.input(n_pos * n_tokens * I32),
-        attn_scale=graph.input(n_tokens * F32),
         out_ids=graph.input(n_outputs * I32),
         state_copy=(view(states), view(states, 0)),
         caches=caches,

@@ -12,15 +12,18 @@ from offload.compute.attention import (
     Style,
     attended,
     gated_attention,
-    latent_attended,
-    latent_attention,
-    latent_output,
     plain_attention,
 )
 from offload.compute.block_sparse import block_sparse_attention, is_block_sparse
 from offload.compute.blocks import Builder
 from offload.compute.deepseek4 import deepseek4_layer
 from offload.compute.graph import Node, Source
+from offload.compute.latent import (
+    expanded_latent_attention,
+    latent_attended,
+    latent_attention,
+    latent_output,
+)
 from offload.compute.mamba import mamba, mamba2, short_conv
 from offload.compute.pooled import glm5_next_layer
 from offload.compute.qwen4exp import qwen4exp_layer
@@ -157,6 +160,8 @@ def _mix_tokens(b: Builder, arch: str, x: Source) -> Source:
         return _recur(b, arch, x)
     if b.has("attn_kv_a_mqa") and b.has("attn_k_b"):
         return latent_attention(b, x, has_rope=arch not in _NO_ROPE)
+    if b.has("attn_kv_a_mqa") and b.has("attn_kv_b") and b.layer.caches:
+        return expanded_latent_attention(b, x)
     if arch in _GATED:
         return gated_attention(b, x)
     if is_block_sparse(b):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from offload.compute.attention import attend_latent
 from offload.compute.blocks import Builder
 from offload.compute.builds import pools_by_cell
 from offload.compute.deepseek4 import reduce_mixed, spread_mixed, stream_mixes, stream_weights
 from offload.compute.graph import Node, Op, Outside, Source, view
 from offload.compute.inputs import F32, I32, I64
+from offload.compute.latent import attend_latent
 from offload.compute.recurrent import kimi_delta
 
 _F16: Final = 2
