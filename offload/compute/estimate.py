@@ -180,8 +180,10 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1
     for layer, _ in layers:
-        owner = split.owners[layer.il]
+        owner = split.owners[layer.weights_il]
         b = Builder(graph, inputs, facts, layer, host if owner == HOST else owner, homes)
+        if options.offload_kqv and layer.weights_il != layer.il:
+            b.cache_home = host if split.owners[layer.il] == HOST else split.owners[layer.il]
         x = add_layer(b, facts.arch, x, is_last=layer.il == last)
         leaf_of[owner] = [leaf for leaf in graph.leaves if leaf.backend == -1][-1:]
     built = {layer.il for layer, _ in layers}
@@ -229,7 +231,13 @@ def _representatives(
     for layer in facts.layers:
         owner = split.owners[layer.il]
         n_host_bytes = layer.n_bytes if owner == HOST else 0
-        current = (layer.signature, owner, moved.get(layer.il), n_host_bytes)
+        current = (
+            layer.signature,
+            split.owners[layer.weights_il],
+            owner,
+            moved.get(layer.il),
+            n_host_bytes,
+        )
         pair = (previous, current)
         n_seen = seen.get(pair, 0)
         seen[pair] = n_seen + 1

@@ -51,6 +51,9 @@ class LayerFacts:
     """
 
     il: int
+    weights_il: int
+    """The layer on whose device the weights are: another where a layer is run again."""
+
     weights: Weights
     caches: tuple[Cache, ...]
     signature: int
@@ -92,16 +95,27 @@ def facts_of(model: Model) -> ModelFacts:
     return _latest[1]
 
 
-def _repeat_stacks(by_layer: list[Weights]) -> None:
-    """HRM runs two stacks of layers several times; each time has a cache of its own.
+_HRM_PASSES: Final = 3
+"""Two times the low stack, then the high one (`hrm.l_cycles` of the only models there are)."""
 
-    Which device runs a repeated layer is that of its first time. Here every layer runs where
-    its cache is, which needs about the same there, and little more.
+
+def _repeat_stacks(by_layer: list[Weights]) -> dict[int, int]:
+    """HRM runs two stacks of layers several times, with a cache of its own for each time.
+
+    Gives every layer its weights, and returns whose device they are on: that of the first time
+    (`llama_model_hrm_text::load_arch_tensors`, src/models/hrm-text.cpp, b11434).
     """
-    own = [weights for weights in by_layer if "attn_q" in weights]
+    own = [dict(weights) for weights in by_layer if "attn_q" in weights]
+    size = max(len(own) // 2, 1)
+    homes: dict[int, int] = {}
     for il, weights in enumerate(by_layer):
-        if own and "attn_q" not in weights:
-            weights.update(own[il % len(own)])
+        n_pass, place = divmod(il, size)
+        is_high = n_pass % _HRM_PASSES == _HRM_PASSES - 1
+        if own:
+            weights.clear()
+            weights.update(own[min(is_high * size + place, len(own) - 1)])
+        homes[il] = is_high * (_HRM_PASSES - 1) * size + place
+    return homes
 
 
 _SCALES_EXPERTS: Final = frozenset(
@@ -148,8 +162,7 @@ def _read(model: Model) -> ModelFacts:
             and tensor.shape[1] % _REPACKED_ROWS == 0
         )
         home[name] = Weight(tensor.name, tensor.n_bytes, tensor.shape, repacks)
-    if model.arch == "hrm_text":
-        _repeat_stacks(by_layer)
+    homes = _repeat_stacks(by_layer) if model.arch == "hrm_text" else {}
     signatures: dict[object, int] = {}
     layers = []
     for il in range(hp.n_layer):
@@ -168,6 +181,7 @@ def _read(model: Model) -> ModelFacts:
         layers.append(
             LayerFacts(
                 il=il,
+                weights_il=homes.get(il, il),
                 weights=weights,
                 caches=caches,
                 signature=signatures.setdefault(key, len(signatures)),
