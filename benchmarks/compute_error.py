@@ -7,10 +7,10 @@ asked of llama.cpp on virtual cards that take over host operations as CUDA cards
 
     python -m benchmarks.compute_error --cells 300 --seed 1
     python -m benchmarks.compute_error --rpc           # cards that do not
-    python -m benchmarks.compute_error --build 11434 --library-folder FOLDER
+    python -m benchmarks.compute_error --library-folder FOLDER
 
-`--build` is whose rules the estimate follows, best those of the libllama that is asked; without
-it the estimate is what a plan gets whose user did not say which build will run it.
+The estimate follows the rules of the build that is asked; with `--unsaid` it is what a plan
+gets whose user did not say which build will run it.
 
 Prints every device outside the band of benchmarks.judge, then a table of the errors by
 placement and by model.
@@ -30,6 +30,7 @@ from pathlib import Path
 from benchmarks.judge import Cell, compute_error, draw_cell
 from offload.compute import estimate_compute
 from offload.device import parse_device
+from offload.engine.library_build import library_build
 from offload.engine.verify import verify_plan
 from offload.errors import LlamaCppError
 from offload.model import Model, make_model
@@ -173,8 +174,9 @@ def main() -> int:
     parser.add_argument("--rpc", action="store_true", help="cards that take over no operations")
     parser.add_argument("--library-folder", type=Path, help="ask the libllama of this folder")
     parser.add_argument("--model", action="append", help="only these shapes")
-    parser.add_argument("--build", type=int, help="11434 for b11434")
+    parser.add_argument("--unsaid", action="store_true", help="plan for no build in particular")
     args = parser.parse_args()
+    build = None if args.unsaid else library_build(args.library_folder)
     names = args.model or list(SHAPES)
     by_kind: dict[str, Errors] = defaultdict(Errors)
     by_model: dict[str, Errors] = defaultdict(Errors)
@@ -186,7 +188,7 @@ def main() -> int:
             models.append((path, make_model(read_header(path))))
         device = "RPC" if args.rpc else "CUDA"
         for name, kind, text, checks in check_cells(
-            models, args.cells, args.seed, device, args.library_folder, args.build
+            models, args.cells, args.seed, device, args.library_folder, build
         ):
             for check in checks:
                 for errors in (by_kind[kind], by_kind["all"], by_model[name]):

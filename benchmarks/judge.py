@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offload.device import Device, parse_device
+from offload.engine.library_build import library_build
 from offload.engine.verify import verify_plan
 from offload.engine.virtual_cards import virtual_cards
 from offload.errors import LlamaCppError, OffloadError
@@ -184,16 +185,26 @@ class Tally:
 
 
 def judge(
-    paths: Sequence[Path], n_cells: int, seed: int, library_folder: Path | None = None
+    paths: Sequence[Path],
+    n_cells: int,
+    seed: int,
+    library_folder: Path | None = None,
+    *,
+    is_unsaid: bool = False,
 ) -> Iterator[tuple[Cell, str | None, Verification | None]]:
-    """Draw and check cells over `paths` in turn: (cell, refusal, verification)."""
+    """Draw and check cells over `paths` in turn: (cell, refusal, verification).
+
+    Plans are for the build of the library that is asked, unless `is_unsaid`.
+    """
     rng = random.Random(seed)
+    build = None if is_unsaid else library_build(library_folder)
     models = [(path, make_model(read_header(path))) for path in paths]
     with virtual_cards(4) as cards:
         endpoints = [card.endpoint for card in cards]
         for i in range(n_cells):
             path, model = models[i % len(models)]
             cell = draw_cell(rng, path, model)
+            cell = replace(cell, options=replace(cell.options, llama_build=build))
             plan = plan_cell(cell, model, endpoints)
             try:
                 checked = verify_plan(
@@ -224,10 +235,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="dense architectures too")
     parser.add_argument("--library", type=Path, help="folder of the libllama to ask")
+    parser.add_argument("--unsaid", action="store_true", help="plan for no build in particular")
     args = parser.parse_args()
     paths = sorted(args.models.glob("*.gguf")) if args.all else moe_files(args.models)
     tally, refusals = Tally(), Counter[str]()
-    for cell, refusal, verification in judge(paths, args.cells, args.seed, args.library):
+    for cell, refusal, verification in judge(
+        paths, args.cells, args.seed, args.library, is_unsaid=args.unsaid
+    ):
         if verification is None:
             tally.refused += 1
             refusals[f"{cell.path.name}: {refusal}"] += 1
