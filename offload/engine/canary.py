@@ -46,6 +46,7 @@ class _Progress:
     n_read: int = 0
     error: str = ""
     answered: bool = False
+    hang_up: Callable[[], None] = field(default=lambda: None)
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -118,6 +119,8 @@ def run_canary(
     thread.start()
     while not progress.done.wait(_LOOK_EVERY_S):
         if stop.is_set():
+            # llama-server does not stop before its clients have gone
+            progress.hang_up()
             return None
         watch.update()
         on_progress(progress.n_read, progress.n_sent)
@@ -156,7 +159,12 @@ def _send(address: Address, n_tokens: int, progress: _Progress) -> None:
             "cache_prompt": False,
             "return_progress": True,
         }
-        for event in stream_completion(address, body, quiet_max_s=_QUIET_MAX_S):
+
+        def keep(hang_up: Callable[[], None]) -> None:
+            progress.hang_up = hang_up
+
+        events = stream_completion(address, body, quiet_max_s=_QUIET_MAX_S, on_open=keep)
+        for event in events:
             with contextlib.suppress(KeyError, TypeError):
                 progress.n_read = int(event["prompt_progress"]["processed"])
             progress.answered = progress.answered or bool(event.get("stop"))

@@ -6,11 +6,14 @@ of the environment is used: the server is on this machine.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import ipaddress
 import json
+import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -96,11 +99,20 @@ def ask_json(
 
 
 def stream_completion(
-    address: Address, body: Mapping[str, Any], *, quiet_max_s: float
+    address: Address,
+    body: Mapping[str, Any],
+    *,
+    quiet_max_s: float,
+    on_open: Callable[[Callable[[], None]], None] = lambda _: None,
 ) -> Iterator[Mapping[str, Any]]:
-    """Events of a streamed `/completion`; LlamaCppError when it breaks or is silent too long."""
+    """Events of a streamed `/completion`; LlamaCppError when it breaks or is silent too long.
+
+    `on_open` is handed a function that hangs up, for another thread to call.
+    """
     connection = _connect(address, quiet_max_s)
     try:
+        connection.connect()
+        on_open(functools.partial(_hang_up, connection))
         response = _send(connection, address, "/completion", {**body, "stream": True})
         if response.status != 200:
             answer = json.loads(response.read(_ANSWER_MAX_BYTES))
@@ -118,6 +130,12 @@ def stream_completion(
         raise LlamaCppError(f"llama-server broke off /completion: {_reason(error)}") from None
     finally:
         connection.close()
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _connect(address: Address, timeout_s: float) -> http.client.HTTPConnection:
