@@ -50,6 +50,8 @@ def held_port(host: str, number: int) -> Iterator[int]:
 
     Raises UsageError where somebody listens there, or nobody here may.
     """
+    if not 0 <= number < 1 << 16:
+        raise UsageError(f"--port {number}: a port is 0 to 65535")
     with contextlib.ExitStack() as stack:
         try:
             (family, kind, _, _, address), *_ = socket.getaddrinfo(
@@ -58,8 +60,6 @@ def held_port(host: str, number: int) -> Iterator[int]:
             holder = stack.enter_context(socket.socket(family, kind))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(address)
-        except OverflowError:
-            raise UsageError(f"--port {number}: a port is 0 to 65535") from None
         except OSError as error:
             raise UsageError(_why_not(host, number, error)) from None
         yield holder.getsockname()[1]
@@ -87,6 +87,6 @@ def is_reachable(endpoint: str, *, timeout_s: float = 5.0) -> bool:
     host, _, number = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(number)), timeout=timeout_s).close()
-    except (OSError, OverflowError):
+    except (OSError, ValueError, OverflowError):
         return False
     return True

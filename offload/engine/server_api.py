@@ -112,7 +112,7 @@ def stream_completion(
     connection = _connect(address, quiet_max_s)
     try:
         connection.connect()
-        on_open(functools.partial(_hang_up, connection))
+        on_open(functools.partial(_hang_up, connection.sock))
         response = _send(connection, address, "/completion", {**body, "stream": True})
         if response.status != 200:
             answer = json.loads(response.read(_ANSWER_MAX_BYTES))
@@ -132,10 +132,9 @@ def stream_completion(
         connection.close()
 
 
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _connect(address: Address, timeout_s: float) -> http.client.HTTPConnection:
