@@ -105,7 +105,8 @@ def log_findings(logs: Sequence[Sequence[str]], plan: Plan | None = None) -> Ite
 
 
 _EXPLAINS: Final = frozenset(
-    "out-of-memory pinned-beyond-host-ram rpc-unreachable unknown-flag unknown-buffer split-mode-row bad-value"
+    "out-of-memory pinned-beyond-host-ram rpc-unreachable unknown-flag unknown-buffer"
+    " split-mode-row bad-value"
     " mla-cache-types-differ quantised-v-without-flash-attention cache-type-not-whole-blocks"
     " unknown-device".split()
 )
