@@ -28,7 +28,7 @@ from tuner.runners import InProcess, LlamaBench, Runner, timed_of
 from tuner.samples import make_sample
 from tuner.store import SCHEMA_VERSION, SampleLog
 from tuner.subject import Subject
-from tuner.sweep import FIRST, Speeds, Step, order_cells, steps
+from tuner.sweep import MUST, Speeds, Step, order_cells, steps
 
 N_REPETITIONS: Final = 3
 _TRIES_MAX: Final = 2
@@ -38,6 +38,10 @@ _RESUME_MAX_S: Final = 12 * 3600.0
 """Samples older than this are from another state of the machine."""
 
 _PROBE: Final = (Timed(n_prompt=32), Timed(n_gen=4))
+_LONG_PROBE: Final = (Timed(n_prompt=512),)
+_LONG_PROBE_S: Final = 0.25
+"""A machine that reads 32 tokens faster than this is asked again: its costs per batch tell more."""
+
 _PROBE_REPETITIONS: Final = 1
 
 Tell = Callable[[str], None]
@@ -63,6 +67,8 @@ class Sweep:
     sizes: Sizes | None = None
     speeds: Speeds | None = None
     n_candidates: int = 0
+    full_s: float = 0.0
+    """About how long every candidate once would take."""
 
     def take(self, row: Mapping[str, Any]) -> None:
         """Sort in one row of the log."""
@@ -70,7 +76,7 @@ class Sweep:
         self.spent_s += row.get("wall_s", 0.0)
         if row["kind"] == "sweep":
             self.sizes, self.speeds = Sizes(**row["sizes"]), Speeds(**row["speeds"])
-            self.n_candidates = row["n_candidates"]
+            self.n_candidates, self.full_s = row["n_candidates"], row["full_s"]
 
     def is_done(self, step: Step) -> bool:
         """Whether this very step was made, by us or before an interruption."""
@@ -136,6 +142,7 @@ def run_sweep(
     with ExitStack() as stack:
         bench = Bench(
             model=subject.model,
+            short_model=subject.short_model,
             devices=tuple(devices),
             endpoints=tuple(dict.fromkeys(d.endpoint for d in devices if d.endpoint)),
             n_threads=n_threads,
@@ -164,6 +171,7 @@ def _begin(site: _Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float
     """Find out how fast the machine is, and so how long tests must be."""
     before_s = clock()
     speeds = _probe(site, clock)
+    cells = candidate_cells(site.bench, speeds.sizes())
     keeper.keep(
         sweep,
         {
@@ -171,7 +179,8 @@ def _begin(site: _Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float
             "created_s": time.time(),
             "sizes": asdict(speeds.sizes()),
             "speeds": asdict(speeds),
-            "n_candidates": len(candidate_cells(site.bench, speeds.sizes())),
+            "n_candidates": len(cells),
+            "full_s": round(sum(speeds.step_seconds(c, N_REPETITIONS) for c in cells)),
             "wall_s": round(clock() - before_s, 3),
         },
     )
@@ -186,7 +195,7 @@ def _probe(site: _Site, clock: Callable[[], float]) -> Speeds:
         label="probe",
         counts=even_counts(bench.model.n_layer + 1, len(bench.devices)),
         host_layers=(),
-        n_ubatch=32,
+        n_ubatch=512,
         tests=_PROBE,
     )
     start_s = clock()
@@ -194,10 +203,14 @@ def _probe(site: _Site, clock: Callable[[], float]) -> Speeds:
     wall_s = clock() - start_s
     seconds = {r["n_prompt"] > 0: min(r["samples_ns"]) / 1e9 for r in records}
     prompt_s, decode_s = seconds[True], seconds[False]
+    # longer prompts are faster per token: this is on the safe side
+    prompt_t_s = _PROBE[0].n_prompt / prompt_s
+    if prompt_s < _LONG_PROBE_S:
+        for record, timed in site.run(replace(cell, tests=_LONG_PROBE), _PROBE_REPETITIONS):
+            prompt_t_s = max(prompt_t_s, timed.n_prompt * 1e9 / min(record["samples_ns"]))
     return Speeds(
         load_s=max(wall_s - 2 * prompt_s - decode_s, 0.1),
-        # longer prompts are faster per token: this is on the safe side
-        prompt_t_s=_PROBE[0].n_prompt / prompt_s,
+        prompt_t_s=prompt_t_s,
         decode_t_s=_PROBE[1].n_gen / decode_s,
     )
 
@@ -293,6 +306,7 @@ class _Worker:
     clock: Callable[[], float]
     deadline_s: float
     _slowness: list[float] = field(default_factory=list)
+    _took_s: dict[str, float] = field(default_factory=dict)
 
     def work(self) -> None:
         """Every cell in the order of what it teaches, as long as it fits the time left."""
@@ -316,10 +330,11 @@ class _Worker:
 
     def _has_time(self, step: Step, cost_s: float) -> bool:
         # without these there is nothing to fit at all
-        if step.cell.label in FIRST and step.repetition == 0:
+        if step.cell.label in MUST and step.repetition == 0:
             return True
         slowness = sorted(self._slowness)[len(self._slowness) // 2] if self._slowness else 1.0
-        return self.clock() + cost_s * slowness <= self.deadline_s
+        needed_s = self._took_s.get(step.cell.label, cost_s * slowness)
+        return self.clock() + needed_s <= self.deadline_s
 
     def _make(self, step: Step, cost_s: float) -> None:
         start_s = before_s = self.clock()
@@ -340,7 +355,8 @@ class _Worker:
                 self.keeper.keep(self.sweep, sample)
         except LlamaCppError as error:
             self._note_failure(step, error, self.clock() - before_s)
-        self._slowness.append((self.clock() - start_s) / cost_s)
+        self._took_s[step.cell.label] = took_s = self.clock() - start_s
+        self._slowness.append(took_s / cost_s)
         self.on_progress(
             Progress(
                 n_done=len(self.sweep.samples),
@@ -351,7 +367,9 @@ class _Worker:
         )
 
     def _note_failure(self, step: Step, error: LlamaCppError, wall_s: float) -> None:
-        text = _without_path(str(error), self.subject.path)
+        bench = self.site.bench
+        models = [m for m in (bench.model, bench.short_model) if m is not None]
+        text = _without_paths(str(error), [model.path for model in models])
         self.tell(f"the run {step.cell.label!r} failed, the rest goes on: {text}")
         row = {
             "kind": "failure",
@@ -366,9 +384,11 @@ class _Worker:
             self.site.renew()
 
 
-def _without_path(text: str, path: Path) -> str:
+def _without_paths(text: str, paths: Sequence[str]) -> str:
     """Nobody's folders go into a profile."""
-    return text.replace(str(path), path.name)
+    for path in paths:
+        text = text.replace(path, Path(path).name)
+    return text
 
 
 def usable(sweep: Sweep) -> bool:

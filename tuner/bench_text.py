@@ -74,6 +74,12 @@ def notes(learned: Learned, sweep: Sweep) -> list[str]:
     n_outliers = sum(len(s["outliers"]) for s in sweep.samples)
     if n_outliers:
         found.append(f"{n_outliers} repetitions stood out; they are kept, and marked")
+    n_timed = len({s["label"] for s in sweep.samples})
+    if n_timed < sweep.n_candidates and not sweep.failures:
+        found.append(
+            f"{n_timed} of {sweep.n_candidates} placements and settings were timed;"
+            f" --time {max(sweep.full_s, sweep.spent_s) // 60 + 1:.0f}m would time them all"
+        )
     if sweep.failures:
         labels = ", ".join(dict.fromkeys(f["label"] for f in sweep.failures))
         found.append(f"{len(sweep.failures)} runs failed: {labels}")

@@ -49,7 +49,8 @@ class Cell:
     """One load: units per card, the layers whose experts are on the host, settings, tests.
 
     `counts` sum to less than all units where whole layers stay on the host.
-    `is_repacked` says how host weights lie: None as llama.cpp does by itself.
+    `is_repacked` says how host weights lie: None as llama.cpp does by itself. `is_short`
+    cells run the same model with fewer layers, which tells what does not grow with them.
     """
 
     label: str
@@ -59,6 +60,7 @@ class Cell:
     tests: tuple[Timed, ...]
     op_offload: bool = True
     is_repacked: bool | None = None
+    is_short: bool = False
 
     def key(self) -> dict[str, Any]:
         """What makes it the same cell in a resumed sweep."""
@@ -67,10 +69,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What all cells of one sweep share: the model's file, the cards, the host's threads."""
+    """What all cells of one sweep share: the models' files, the cards, the host's threads."""
 
     model: Model
     devices: tuple[Device, ...]
+    short_model: Model | None = None
     endpoints: tuple[str, ...] = ()
     n_threads: int = 1
 
@@ -79,26 +82,32 @@ class Bench:
         """Whether host weights go to pinned memory unless `--no-host` is given."""
         return any(d.backend.has_pinned_host_buffer for d in self.devices)
 
+    def model_of(self, cell: Cell) -> Model:
+        """The model a cell loads."""
+        return self.short_model if cell.is_short and self.short_model else self.model
+
     def is_repacked(self, cell: Cell) -> bool:
         """Whether host weights lie in the processor's own layouts."""
         return not self.pins_host_weights if cell.is_repacked is None else cell.is_repacked
 
     def placement(self, cell: Cell) -> Placement:
         """Where everything is."""
-        moved = {t.name: HOST for t in self.model.expert_tensors if t.il in cell.host_layers}
+        model = self.model_of(cell)
+        moved = {t.name: HOST for t in model.expert_tensors if t.il in cell.host_layers}
         return Placement(
-            split=split_by_counts(self.model.n_layer, cell.counts),
+            split=split_by_counts(model.n_layer, cell.counts),
             placed=moved,
             has_rules=bool(moved),
         )
 
     def launch(self, cell: Cell) -> Launch:
         """The settings that put it there."""
-        moved = {t.name for t in self.model.expert_tensors if t.il in cell.host_layers}
-        rules = make_rules(moved, self.model.tensor_names) if moved else ()
+        model = self.model_of(cell)
+        moved = {t.name for t in model.expert_tensors if t.il in cell.host_layers}
+        rules = make_rules(moved, model.tensor_names) if moved else ()
         many = len(self.devices) > 1
         return Launch(
-            model_path=self.model.path,
+            model_path=model.path,
             n_gpu_layers=sum(cell.counts),
             tensor_split=tuple(map(float, cell.counts)) if many else (),
             devices=tuple(d.name for d in self.devices) or ("none",),
@@ -116,7 +125,7 @@ class Bench:
     def work(self, cell: Cell, test: Timed) -> Work:
         """Amounts of work of one repetition of a test, the prompt and each token of it."""
         total = Work(amounts={})
-        placement = self.placement(cell)
+        model, placement = self.model_of(cell), self.placement(cell)
         context = ContextOptions(
             n_ctx=max(512, test.n_prompt + test.n_gen + test.n_depth),
             n_ubatch=cell.n_ubatch,
@@ -124,7 +133,7 @@ class Bench:
         )
         if test.n_prompt:
             total += prefill_work(
-                self.model,
+                model,
                 placement,
                 self.devices,
                 context=context,
@@ -135,7 +144,7 @@ class Bench:
             )
         if test.n_gen:
             token = decode_work(
-                self.model,
+                model,
                 placement,
                 self.devices,
                 context=context,
@@ -182,6 +191,16 @@ def _all_cells(bench: Bench, sizes: Sizes) -> Iterator[Cell]:
         yield from _partial(bench, even)
     yield from _cards(bench, even)
     yield from _settings(bench, sizes, even, everything)
+    if bench.short_model is not None:
+        yield from _short(bench.short_model, even)
+
+
+def _short(model: Model, even: Cell) -> Iterator[Cell]:
+    """The ends once more with fewer layers."""
+    counts = even_counts(model.n_layer + 1, len(even.counts))
+    short = replace(even, label="fewer layers", counts=counts, is_short=True)
+    yield short
+    yield replace(short, label="fewer layers, all", host_layers=model.expert_layers)
 
 
 def _host_only(sizes: Sizes, tests: tuple[Timed, ...]) -> Iterator[Cell]:
@@ -257,10 +276,10 @@ def _depths_and_batches(sizes: Sizes, cells: Sequence[Cell]) -> Iterator[Cell]:
 
 def _fits(bench: Bench, cell: Cell) -> bool:
     """Whether every card holds the weights it gets, with a tenth to spare for the rest."""
-    split = split_by_counts(bench.model.n_layer, cell.counts)
-    moved = {t.name for t in bench.model.expert_tensors if t.il in cell.host_layers}
+    model, split = bench.model_of(cell), bench.placement(cell).split
+    moved = {t.name for t in model.expert_tensors if t.il in cell.host_layers}
     used = [0] * (len(bench.devices) + 1)
-    for tensor in bench.model.tensors:
+    for tensor in model.tensors:
         on_host = tensor.home == "input" or tensor.name in moved
         owner = split.output_owner if tensor.il is None else split.owners[tensor.il]
         used[HOST if on_host else owner] += tensor.n_bytes

@@ -7,6 +7,7 @@ nanoseconds. Without paths, host names and addresses. [edge]
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from offload.emit import Launch, emit_bench_args
+from offload.emit.build import Build
 from offload.engine.binaries import read_build
 from offload.engine.conversation import nameless_log
 from offload.engine.load_options import LoadOptions
@@ -83,13 +85,13 @@ class LlamaBench:
     def _cleaned(self, record: dict[str, Any]) -> dict[str, Any]:
         """Without what names this machine; the build's number where the program lacks it."""
         kept = {key: value for key, value in record.items() if key not in _PRIVATE}
-        return kept | {"build_number": read_build(self.program).number or kept["build_number"]}
+        return kept | {"build_number": _build_of(self.program).number or kept["build_number"]}
 
     def argv(
         self, bench: Bench, cell: Cell, tests: Sequence[Timed], n_repetitions: int
     ) -> tuple[str, ...]:
         """The command line of one group."""
-        build = read_build(self.program)
+        build = _build_of(self.program)
         argv = [*emit_bench_args(bench.launch(cell), str(self.program), build)]
         prompts = sorted({t.n_prompt for t in tests if t.n_prompt}) or [0]
         generated = sorted({t.n_gen for t in tests if t.n_gen}) or [0]
@@ -99,6 +101,12 @@ class LlamaBench:
         if cell.is_repacked is not None and not bench.pins_host_weights:
             argv += ["--repack", str(int(cell.is_repacked))]
         return tuple(argv)
+
+
+@functools.cache
+def _build_of(program: Path) -> Build:
+    """Asked once: nothing else may run while something is timed."""
+    return read_build(program)
 
 
 def _joined(numbers: Sequence[int]) -> str:
@@ -116,7 +124,7 @@ def _groups(tests: Sequence[Timed]) -> tuple[tuple[Timed, ...], ...]:
 def _silence_s(bench: Bench, cell: Cell, n_repetitions: int) -> float:
     """How long llama.cpp may say nothing: a load, and the longest test with its repetitions."""
     n_tokens = max(t.n_prompt + t.n_gen + t.n_depth for t in cell.tests)
-    load_s = bench.model.size_bytes / _SLOWEST_LOAD_BYTES_PER_S
+    load_s = bench.model_of(cell).size_bytes / _SLOWEST_LOAD_BYTES_PER_S
     return _BASE_TIMEOUT_S + load_s + n_tokens * (n_repetitions + 1) * _SLOWEST_TOKEN_S
 
 
@@ -173,7 +181,7 @@ class InProcess:
         with load(options, endpoints=bench.endpoints) as session:
             for test in cell.tests:
                 start_s = time.time()
-                samples = _timings(session, test, bench.model.n_vocab, n_repetitions)
+                samples = _timings(session, test, bench.model_of(cell).n_vocab, n_repetitions)
                 yield _record(bench, cell, test, launch, samples, start_s) | {
                     "build_number": self.build_number,
                     "build_commit": self.build_commit,
@@ -233,8 +241,8 @@ def _record(
     rates = [n_tokens * _NS / ns for ns in samples_ns]
     many = len(samples_ns) > 1
     return {
-        "model_type": bench.model.name,
-        "model_size": bench.model.size_bytes,
+        "model_type": bench.model_of(cell).name,
+        "model_size": bench.model_of(cell).size_bytes,
         "n_batch": launch.n_batch,
         "n_ubatch": launch.n_ubatch,
         "n_threads": bench.n_threads,

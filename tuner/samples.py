@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from offload.cost import Work
+from offload.model import Model
 from tuner.cells import Bench, Timed
 from tuner.fit import NOISE_MIN, Run
 from tuner.store import SCHEMA_VERSION
-from tuner.subject import Subject
+from tuner.subject import Subject, model_digest
 from tuner.sweep import Step
 
 _OUTLIER_DEVIATIONS: Final = 4.0
@@ -45,7 +46,7 @@ def make_sample(
         },
         "repetition": step.repetition,
         "is_anchor": step.is_anchor,
-        "model": describe_model(subject),
+        "model": describe_model(bench.model_of(step.cell), subject),
         "work": dict(bench.work(step.cell, timed).amounts),
         **seen,
         **record,
@@ -53,9 +54,8 @@ def make_sample(
     }
 
 
-def describe_model(subject: Subject) -> dict[str, Any]:
+def describe_model(model: Model, subject: Subject) -> dict[str, Any]:
     """What a profile says of a model: no path, no name of a file."""
-    model = subject.model
     return {
         "arch": model.arch,
         "kind": subject.kind,
@@ -66,7 +66,7 @@ def describe_model(subject: Subject) -> dict[str, Any]:
         "n_embd": model.n_embd,
         "size_bytes": model.size_bytes,
         "types": sorted({t.type.name for t in model.tensors if len(t.shape) > 1}),
-        "digest": subject.digest,
+        "digest": model_digest(model),
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ DISK_RESERVE_BYTES: Final = 512 * MIB
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PREFIX: Final = "scale-"
+_NUMBERS: Final = itertools.count()
 
 
 def scratch_folder() -> Path:
@@ -86,7 +88,7 @@ def temporary_scale_model(
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_orphans(where)
-        lock_path = where / f"{_PREFIX}{os.getpid()}.lock"
+        lock_path = where / f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}.lock"
         lock = lock_path.open("w")
     except OSError as error:
         raise OffloadError(

@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +51,10 @@ _BUILT_IN: Final = replace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model to time. `kind` is `file`, `cut` or `built-in`; `n_layer_source` of the big one."""
+    """A model to time. `kind` is `file`, `cut` or `built-in`; `n_layer_source` of the big one.
+
+    `short_model` is the same with fewer layers, where there could be one.
+    """
 
     path: Path
     model: Model
@@ -57,6 +62,7 @@ class Subject:
     n_layer_source: int
     digest: str
     types_missing: tuple[str, ...] = ()
+    short_model: Model | None = None
 
 
 def room_bytes(devices: Sequence[Device], host_free_bytes: int | None, *, virtual: bool) -> int:
@@ -100,17 +106,29 @@ def cut_model(
     folder = scratch_folder() if keep is None else keep.parent
     budget_bytes = min(budget_bytes, disk_free_bytes(folder))
     wish_bytes = int(time_s * _WISH_BYTES_PER_S)
+    make = partial(_make_scale, like, budget_bytes)
+    scale = make(wish_bytes)
+    short = make(scale.n_bytes // 2)
+    with ExitStack() as stack:
+        if keep is not None:
+            path = write_scale_model(scale, keep)
+        else:
+            path = stack.enter_context(temporary_scale_model(scale))
+        subject = _subject(scale, path, like)
+        n_short = len(short.source_layers)
+        is_room = short.n_bytes <= disk_free_bytes(scratch_folder())
+        if n_short < len(scale.source_layers) and is_room:
+            short_path = stack.enter_context(temporary_scale_model(short))
+            subject = replace(subject, short_model=make_model(read_header(short_path)))
+        yield subject
+
+
+def _make_scale(like: str | None, budget_bytes: int, wish_bytes: int) -> ScaleModel:
     if like is None:
-        scale = make_scale_model_of_shape(
+        return make_scale_model_of_shape(
             _BUILT_IN, budget_bytes=budget_bytes, wish_bytes=wish_bytes
         )
-    else:
-        scale = make_scale_model(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes)
-    if keep is not None:
-        yield _subject(scale, write_scale_model(scale, keep), like)
-        return
-    with temporary_scale_model(scale) as path:
-        yield _subject(scale, path, like)
+    return make_scale_model(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes)
 
 
 def kept_path(like: str | None) -> Path:

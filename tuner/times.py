@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ def time_machine(
     profile: Path | None = None,
     tell: Tell = lambda text: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Time the machine, fit, and write the profile.
 
@@ -59,6 +61,7 @@ def time_machine(
             virtual=virtual,
             tell=tell,
             on_progress=on_progress,
+            clock=clock,
         )
         if not usable(sweep):
             raise _nothing(sweep)
