@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from offload.cost import (
     PRIOR,
+    ROUTING_SKEW,
     Coefficient,
     Coefficients,
     Prediction,
@@ -102,6 +103,7 @@ def plan_work(plan: Plan, *, n_depth: int = 0, n_prompt: int = N_PROMPT) -> tupl
         op_offload=options.op_offload,
         host_is_repacked=not pinned,
         host_is_mapped=mapped,
+        routing_skew=ROUTING_SKEW,
     )
     return decode, prefill
 

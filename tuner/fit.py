@@ -171,33 +171,65 @@ class _System:
 
 
 def _fit_phase(runs: Sequence[Run], prior: Coefficients | None, waiting: bool) -> _Phase:
-    straight = _fit_once(runs, prior)
-    return _fit_waiting(runs, prior, straight) if waiting else straight
+    solved = _solve_once(runs, prior)
+    if waiting:
+        runs, solved = _solve_waiting(runs, prior, solved)
+    return _judge_fit(runs, prior, solved)
 
 
-def _fit_waiting(runs: Sequence[Run], prior: Coefficients | None, start: _Phase) -> _Phase:
-    """Fit with `wait` features, whose amounts follow from the coefficients: in rounds."""
-    found = start
-    values = {name: c.value for name, c in start.table.items()}
-    for _ in range(_ROUNDS):
-        bent_runs = [replace(run, work=add_waiting(run.work, values)) for run in runs]
-        found = _fit_once(bent_runs, prior)
-        new = {name: c.value for name, c in found.table.items()}
-        moved = max(abs(new[n] - values.get(n, 0.0)) / (new[n] or 1.0) for n in new)
-        # half-way, since a smaller slope makes cards seem to wait less, and the slope larger
-        values = {n: 0.5 * (v + values.get(n, v)) for n, v in new.items()}
-        if moved < _ROUNDS_TOLERANCE:
-            break
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved:
+    """Coefficients (in `scales` of the system), weights of the runs, and their scatter."""
+
+    system: _System
+    values: Array
+    weights: Array
+    sd: float
+
+    def seconds_per_unit(self) -> dict[str, float]:
+        found = self.values * self.system.scales
+        return {name: float(value) for name, value in zip(self.system.names, found, strict=True)}
 
 
-def _fit_once(runs: Sequence[Run], prior: Coefficients | None) -> _Phase:
+def _solve_once(runs: Sequence[Run], prior: Coefficients | None) -> _Solved:
     system = _make_system(runs, None)
     values, weights, sd = _solve_robustly(system)
     if prior is not None:
         # how far runs scatter and which are outliers is for them to say: a prior may be far off
         system = _make_system(runs, prior)
         values = _solve(system, weights)
+    return _Solved(system=system, values=values, weights=weights, sd=sd)
+
+
+def _solve_waiting(
+    runs: Sequence[Run], prior: Coefficients | None, start: _Solved
+) -> tuple[Sequence[Run], _Solved]:
+    """The runs with `wait` features, whose amounts follow from the coefficients: in rounds."""
+    solved, per_unit = start, start.seconds_per_unit()
+    bent: Sequence[Run] = runs
+    for _ in range(_ROUNDS):
+        last, bent = bent, [replace(run, work=add_waiting(run.work, per_unit)) for run in runs]
+        moved = max(_moved_s(a, b) / a.seconds for a, b in zip(last, bent, strict=True))
+        if moved < _ROUNDS_TOLERANCE:
+            break
+        solved = _solve_once(bent, prior)
+        # half-way, since a smaller slope makes cards seem to wait less, and the slope larger
+        per_unit = {
+            name: 0.5 * (value + per_unit.get(name, value))
+            for name, value in solved.seconds_per_unit().items()
+        }
+    return bent, _solve_once(bent, prior)
+
+
+def _moved_s(a: Run, b: Run) -> float:
+    """How far apart the `wait` amounts of two versions of a run are, in seconds."""
+    names = {name for run in (a, b) for name in run.work.amounts if ".wait." in name}
+    return sum(abs(a.work.amounts.get(n, 0.0) - b.work.amounts.get(n, 0.0)) for n in names)
+
+
+def _judge_fit(runs: Sequence[Run], prior: Coefficients | None, solved: _Solved) -> _Phase:
+    """Standard errors, outliers, and what the runs do not settle."""
+    system, values, weights, sd = solved.system, solved.values, solved.weights, solved.sd
     rows = system.amounts * system.scales * (weights / system.seconds)[:, None]
     information = rows.T @ rows
     inverse = np.linalg.inv(information + system.precision)

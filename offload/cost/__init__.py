@@ -11,11 +11,19 @@ from offload.cost.coefficients import (
     unit_of,
 )
 from offload.cost.waiting import add_waiting
-from offload.cost.work import Places, Work, decode_work, prefill_work
+from offload.cost.work import (
+    ROUTING_SKEW,
+    Places,
+    Work,
+    decode_work,
+    prefill_work,
+    touched_share,
+)
 
 __all__ = [
     "MEASURED",
     "PRIOR",
+    "ROUTING_SKEW",
     "Coefficient",
     "Coefficients",
     "Places",
@@ -26,5 +34,6 @@ __all__ = [
     "nearest",
     "predict",
     "prefill_work",
+    "touched_share",
     "unit_of",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Final, NamedTuple, Protocol
 
 from offload.context import ContextOptions
@@ -21,6 +22,9 @@ from offload.split import HOST, LayerSplit
 
 OP_OFFLOAD_MIN_BATCH: Final = 32
 """`GGML_OP_OFFLOAD_MIN_BATCH`: fewer tokens than this are computed where the weights lie."""
+
+ROUTING_SKEW: Final = 1.5
+"""What recorded sweeps of -ub show for real models (docs/cost.md)."""
 
 CPU: Final = "CPU"
 REPACKED: Final = "CPU_REPACK"
@@ -80,18 +84,43 @@ class _Lump(NamedTuple):
     n_expert: int
     n_expert_used: int
 
-    def touched(self, n_tokens: int) -> float:
-        """The share of the bytes that a batch of `n_tokens` reads, for even routing."""
+    def touched(self, n_tokens: int, skew: float = 0.0) -> float:
+        """The share of the bytes that a batch of `n_tokens` reads."""
         if self.n_expert <= 1:
             return 1.0
-        missed: float = (1.0 - self.n_expert_used / self.n_expert) ** n_tokens
-        return 1.0 - missed
+        return touched_share(self.n_expert_used / self.n_expert, n_tokens, skew)
 
     @property
     def flops_per_token(self) -> float:
         """Multiplications and additions of one token."""
         used = self.n_expert_used / self.n_expert if self.n_expert > 1 else 1.0
         return _FLOPS_PER_WEIGHT * self.n_weights * used
+
+
+# (deviations from the mean, weight) of nine points that stand for a normal distribution: the
+# roots and weights of Gauss-Hermite quadrature
+_NORMAL: Final = (
+    (0.0, 0.40634920634920635),
+    (1.0232556637891326, 0.24409750289493945), (2.0768479786778302, 0.049916406765217881),
+    (3.2054290028564700, 0.0027891413212317680), (4.5127458633997826, 2.2345844007746e-05),
+)  # fmt: skip
+
+
+def touched_share(used: float, n_tokens: int, skew: float) -> float:
+    """The share of a layer's experts that `n_tokens` tokens visit, each of them `used` of all.
+
+    With even routing 1 - (1 - used)^n_tokens. Real routers have favourites: `skew` is the
+    deviation of the logarithm of an expert's popularity, taken as log-normal.
+    """
+    if n_tokens <= 1 or not skew:
+        evenly: float = 1.0 - (1.0 - used) ** n_tokens
+        return evenly
+    missed = 0.0
+    for z, weight in _NORMAL:
+        for side in (z, -z) if z else (z,):
+            popularity = min(used * exp(skew * side - skew * skew / 2), 1.0)
+            missed += weight * (1.0 - popularity) ** n_tokens
+    return 1.0 - missed
 
 
 class _Amounts(dict[str, float]):
@@ -146,11 +175,13 @@ def prefill_work(
     op_offload: bool = True,
     host_is_repacked: bool = False,
     host_is_mapped: bool = False,
+    routing_skew: float = 0.0,
 ) -> Work:
     """The work of a prompt of `n_prompt` tokens after `n_depth` others.
 
     `-ub` comes from `context`. Repacked host weights cannot be offloaded; mapped ones
     (`--load-mode mmap`) are copied from pageable memory, so their stream counts apart.
+    `routing_skew` is that of `touched_share`: 0 for random weights, ROUTING_SKEW for real ones.
     """
     first = next((d for d, device in enumerate(devices) if device.backend.offloads_ops), None)
     offloader = first if op_offload and not host_is_repacked else None
@@ -165,6 +196,7 @@ def prefill_work(
             offloader=offloader if n_tokens >= OP_OFFLOAD_MIN_BATCH else None,
             host=REPACKED if host_is_repacked else CPU,
             stream_kind="stream_mmap" if host_is_mapped else "stream",
+            routing_skew=routing_skew,
         )
         _add_batch(amounts, model, placement, devices, context, batch)
         n_done += n_tokens * times
@@ -180,6 +212,7 @@ class _Batch(NamedTuple):
     offloader: int | None
     host: str
     stream_kind: str
+    routing_skew: float
 
 
 def _ubatches(n_prompt: int, n_ubatch: int) -> tuple[tuple[int, int], ...]:
@@ -204,7 +237,7 @@ def _add_batch(
     for lump in lumps:
         if lump.role is Role.OUTPUT:
             continue  # only the last token of a prompt has an output
-        n_bytes = lump.n_bytes * lump.touched(n_tokens) * times
+        n_bytes = lump.n_bytes * lump.touched(n_tokens, batch.routing_skew) * times
         runs_on = lump.place
         if lump.place == HOST and batch.offloader is not None:
             runs_on = batch.offloader

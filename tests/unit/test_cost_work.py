@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from offload.context import ContextOptions
-from offload.cost import Work, decode_work, prefill_work
+from offload.cost import Work, decode_work, prefill_work, touched_share
 from offload.device import Device, device_by_name
 from offload.model import Model, make_model
 from offload.placement import Placement
@@ -153,3 +153,14 @@ def test_work_adds_up() -> None:
     """Sums and multiples of work are those of its amounts."""
     work = Work(amounts={"a": 1.0}) + Work(amounts={"a": 2.0, "b": 1.0}).scaled(2.0)
     assert work.amounts == {"a": 5.0, "b": 2.0}
+
+
+def test_a_batch_touches_fewer_experts_where_routers_have_favourites() -> None:
+    """One token uses its share whatever the skew; batches touch less, and in the end all."""
+    used = 4 / 128
+    assert touched_share(used, 1, 1.5) == touched_share(used, 1, 0.0) == used
+    assert touched_share(used, 256, 0.0) > 0.999
+    shares = [touched_share(used, n, 1.5) for n in (2, 32, 256, 512, 8192)]
+    assert shares == sorted(shares) and shares[-1] > 0.99
+    assert shares[2] == pytest.approx(0.78, abs=0.01)
+    assert all(touched_share(used, n, 1.5) < touched_share(used, n, 0.0) for n in (2, 64, 512))

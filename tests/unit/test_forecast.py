@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.recorded_speed import model_of
+from benchmarks.speed_cases import model_of
 from offload.cost import Coefficient, Coefficients
 from offload.device import Device, device_by_name
 from offload.forecast import MIXED, PROFILE, Measured, make_forecast, plan_work
