@@ -14,6 +14,7 @@ from offload.errors import UsageError
 from offload.ggml import TYPES_BY_NAME
 from offload.lint import CODES, Machine, Severity, lint, parse_command
 from offload.lint.flags import BENCH, COMMON, ENV, IK, REMOVED
+from offload.model import Model
 from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
 from offload.units import GIB
@@ -103,23 +104,33 @@ WORDS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=100)
-@given(
-    words=st.lists(WORDS, max_size=14), cards=st.sampled_from(("no cards", "CUDA0:8GiB CUDA1:6GiB"))
-)
-def test_any_words_get_an_answer(words: list[str], cards: str) -> None:
-    """No command line gives a traceback; findings have codes, and a corrected one no error."""
+def _check_answer(words: list[str], model: Model | None, machine: Machine) -> None:
+    """Findings have codes, and a corrected command has no error."""
     try:
         command = parse_command(words)
     except UsageError:
         return
-    model, machine = example_model("ernie-4.5-21b-a3b"), example_machine(cards)
-    for loaded in (None, model):
-        report = lint(command, model=loaded, machine=machine)
-        assert codes(report) <= CODES
-        if report.fixed_argv and report.has_errors:
-            again = lint(parse_command(report.fixed_argv), model=loaded, machine=machine)
-            assert not again.has_errors, (words, report.fixed_argv, again.findings)
+    report = lint(command, model=model, machine=machine)
+    assert codes(report) <= CODES
+    if report.fixed_argv and report.has_errors:
+        again = lint(parse_command(report.fixed_argv), model=model, machine=machine)
+        assert not again.has_errors, (words, report.fixed_argv, again.findings)
+
+
+@settings(max_examples=60)
+@given(words=st.lists(WORDS, max_size=14), is_small=st.booleans())
+def test_any_words_get_an_answer(words: list[str], is_small: bool) -> None:
+    """No command line over a model and cards gives a traceback, nor a correction in need of one."""
+    size = 8 if is_small else 31
+    machine = example_machine(f"CUDA0:{size}GiB CUDA1:{size}GiB")
+    _check_answer(words, example_model("deepseek-v2-lite"), machine)
+
+
+@settings(max_examples=500)
+@given(words=st.lists(WORDS, max_size=14))
+def test_any_words_without_a_model_get_an_answer(words: list[str]) -> None:
+    """The same where neither the model nor the cards are known."""
+    _check_answer(words, None, Machine())
 
 
 @settings(max_examples=200)
