@@ -40,7 +40,7 @@ def server() -> Path:
 
 @pytest.mark.parametrize("n_cards", [2, N_CARDS])
 def test_served_on_vulkan_cards_as_planned(server: Path, tmp_path: Path, n_cards: int) -> None:
-    """It answers; weights and context are the plan's to the MiB, compute is within 25 % or 4 MiB."""
+    """It answers; weights and context equal the plan's in MiB, compute within 25 % or 4 MiB."""
     model = write_random(
         tmp_path / "moe.gguf", arch="qwen3moe", quant="Q8_0",
         n_layer=6, n_embd=512, n_ff_exp=256, n_expert=32, n_vocab=1024,
