@@ -44,6 +44,9 @@ class ContextOptions:
     type_k: GGMLType = _F16
     type_v: GGMLType = _F16
     flash_attn: bool = True
+    flash_attn_auto: bool = False
+    """Nobody said whether to use flash attention, so that llama.cpp may switch it off later."""
+
     swa_full: bool = False
     offload_kqv: bool = True
     no_host: bool = False

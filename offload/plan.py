@@ -180,6 +180,7 @@ def resolve_context(model: Model, options: PlanOptions) -> ContextOptions:
         type_k=options.type_k,
         type_v=options.type_v,
         flash_attn=options.flash_attn is not False and model.has_flash_attn,
+        flash_attn_auto=options.flash_attn is None and model.has_flash_attn,
         swa_full=options.swa_full,
         offload_kqv=options.offload_kqv,
         no_host=options.no_host,

@@ -46,6 +46,8 @@ def attend(
         mask = make_mask() if make_mask else inputs.mask
         out = b.attend(n_out, q, keys, values, mask, *sinks)
     else:
+        if not b.inputs.v_is_transposed and not inputs.is_batch_only:
+            values = b.fresh_bytes(values.n_bytes, view(values))
         kq = b.fresh(inputs.n_kv * layer.n_head, view(keys), view(q))
         if b.arch in _SOFT_CAPPED:
             kq = b.rowwise(b.rowwise(b.rowwise(kq)))
@@ -68,7 +70,7 @@ def store_kv(
     if k is not None and v is not None:
         b.store(k_cache, view(k), inputs.k_idxs)
         v_width = b.hp.n_embd_v_gqa_max
-        if not b.inputs.flash_attn and b.layer.head_v * b.layer.n_head_kv < v_width:
+        if b.inputs.v_is_transposed and b.layer.head_v * b.layer.n_head_kv < v_width:
             v = b.fresh(v_width, view(v))
         b.store(v_cache, view(v), inputs.v_idxs)
     return k_cache, v_cache

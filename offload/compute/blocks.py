@@ -129,7 +129,9 @@ class Builder:
             n_bytes += self._cache_copy_bytes(k, self.inputs.options.type_k)
             n_bytes += 0 if v is k else self._cache_copy_bytes(v, self.inputs.options.type_v)
         operands = (view(q), view(k), view(v), mask, *sinks)
-        return self.graph.add(Op.ATTENTION, n_bytes, *operands, rows=self.rows)
+        node = self.graph.add(Op.ATTENTION, n_bytes, *operands, rows=self.rows)
+        self.graph.attention.append((node, self.owner))
+        return node
 
     @staticmethod
     def _cache_copy_bytes(cache: Source, type_: GGMLType) -> int:

@@ -8,7 +8,7 @@ equal layers on one device are built only as far as they can make a difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from offload.backend import CPU, Backend
@@ -90,6 +90,8 @@ def estimate_compute(
     sizes = facts.sizes.get(key)
     if sizes is None:
         problem = _Problem(facts, options, split, host_tensors, layers, n_outputs, machine)
+        if options.flash_attn_auto and HOST in split.owners and _drops_flash_attn(problem):
+            problem = replace(problem, options=replace(options, flash_attn=False))
         stages = offloading is not None and bool(host_tensors or HOST in split.owners)
         sizes = facts.sizes[key] = _sizes(problem, stages=stages)
     return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
@@ -115,6 +117,23 @@ class _Problem:
     layers: Sequence[tuple[LayerFacts, object]]
     n_outputs: int
     machine: _Machine
+
+
+def _drops_flash_attn(problem: _Problem) -> bool:
+    """Whether llama.cpp finds flash attention on another device than its layer's and gives it up.
+
+    Mirrors `llama_context::resolve_fused_ops` (src/llama-context.cpp, b11434), which looks at
+    the graph of one token for each sequence. A layer on the host can lose it to the card of a
+    recurrent layer behind it.
+    """
+    if not any(layer.is_recr for layer in problem.facts.layers):
+        return False
+    n_seqs = problem.options.n_seq_max
+    probe = replace(problem, options=replace(problem.options, n_ubatch=n_seqs), n_outputs=n_seqs)
+    graph = Graph(problem.machine.host)
+    _build(graph, probe, problem.options.llama_build or NEWEST_BUILD)
+    assign_backends(graph, problem.machine.offloading)
+    return any(node.backend != owner for node, owner in graph.attention)
 
 
 def _sizes(problem: _Problem, *, stages: bool) -> list[int]:

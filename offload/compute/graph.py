@@ -117,9 +117,19 @@ class Graph:
     `extras` are nodes and leaves that not every build has; nothing else reads them.
     llama.cpp adds most operations when something that is asked for needs them; `n_expanded`
     nodes are there already when the next thing is asked for (`ggml_build_forward_expand`).
+    `attention` has every flash attention and the backend of its layer.
     """
 
-    __slots__ = ("cache_copiers", "extras", "host", "leaves", "n_expanded", "nodes", "twins")
+    __slots__ = (
+        "attention",
+        "cache_copiers",
+        "extras",
+        "host",
+        "leaves",
+        "n_expanded",
+        "nodes",
+        "twins",
+    )
 
     def __init__(self, host: int, cache_copiers: frozenset[int] = frozenset()) -> None:
         self.cache_copiers = cache_copiers
@@ -127,6 +137,7 @@ class Graph:
         self.leaves: list[Outside] = []
         self.twins: list[Outside] = []
         self.extras: list[Tensor] = []
+        self.attention: list[tuple[Node, int]] = []
         self.host = host
         self.n_expanded = 0
 

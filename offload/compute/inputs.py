@@ -70,6 +70,11 @@ class Inputs:
         """Whether attention is one operation."""
         return self.options.flash_attn
 
+    @property
+    def v_is_transposed(self) -> bool:
+        """Whether values are stored for matrix products, which is decided before `auto` is."""
+        return not self.options.flash_attn and not self.options.flash_attn_auto
+
 
 def add_inputs(
     graph: Graph,
@@ -162,7 +167,7 @@ def _cache_inputs(
     n_stream = options.n_seq_max if is_ring else options.n_stream
     width = getattr(cache, "n_embd_k_gqa", 0) or getattr(cache, "n_embd_k", 0)
     n_cells = cache.tensor_bytes(options)[0] // row_bytes(options.type_k, width)
-    v_width = 1 if flash else hp.n_embd_v_gqa_max
+    v_width = 1 if flash or options.flash_attn_auto else hp.n_embd_v_gqa_max
     has_v = cache.kind in ("full", "swa") and not is_ring
     k_rot = v_rot = None
     rotates = options.type_k.is_quantized and hp.n_embd_head_k_full % 64 == 0
