@@ -34,6 +34,10 @@ _ROUNDS: Final = 30
 
 _ROUNDS_TOLERANCE: Final = 1e-3
 
+_DOTS_WITH_TYPE: Final = 3
+TYPES_ALIKE: Final = 0.95
+"""Correlation of what is believed of two tensor types on one device before they are measured."""
+
 WAIT_SD: Final = 0.3
 """How much slower cards that wait were on recorded machines: between not at all and a half."""
 _IDENTIFIED_MIN: Final = 0.5
@@ -267,7 +271,7 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> _System:
     amounts = np.array([[run.work.amounts.get(n, 0.0) for n in names] for run in runs])
     seconds = np.array([run.seconds for run in runs])
     scales = np.array([float(np.median(seconds[col > 0] / col[col > 0])) for col in amounts.T])
-    believed, precision = _prior_in(names, scales, prior)
+    believed, precision = _prior_in(names, scales, prior, _group_scales(names, amounts, seconds))
     return _System(
         names=names,
         amounts=amounts,
@@ -279,27 +283,65 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> _System:
     )
 
 
+def _group_scales(names: Sequence[str], amounts: Array, seconds: Array) -> dict[str, float]:
+    """For features that differ in the tensor type only: seconds per unit of all of them together.
+
+    By the name without the type; a group alone would explain the median run at this rate.
+    """
+    groups: dict[str, list[int]] = {}
+    for j, name in enumerate(names):
+        if name.count(".") == _DOTS_WITH_TYPE:
+            groups.setdefault(_without_type(name), []).append(j)
+    scales = {}
+    for group, columns in groups.items():
+        total = amounts[:, columns].sum(axis=1)
+        scales[group] = float(np.median(seconds[total > 0] / total[total > 0]))
+    return scales
+
+
+def _without_type(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def _prior_in(
-    names: Sequence[str], scales: Array, prior: Coefficients | None
+    names: Sequence[str],
+    scales: Array,
+    prior: Coefficients | None,
+    group_scales: Mapping[str, float],
 ) -> tuple[Array, Array]:
     """Prior values and precision, in units of `scales`.
 
-    What the prior does not know could be anything up to a whole run's time.
+    What the prior does not know could be anything up to a whole run's time; tensor types of
+    one device are about equally fast until runs tell them apart.
     """
     known = {} if prior is None else prior.table
     believed = np.zeros(len(names))
     covariance = np.eye(len(names))
     for i, a in enumerate(names):
-        if ".wait." in a:
+        if prior is not None and a in known and known[a].standard_error > 0:
+            believed[i] = known[a].value / scales[i]
+        elif ".wait." in a:
             covariance[i, i] = (WAIT_SD / scales[i]) ** 2
-        if prior is None or a not in known or known[a].standard_error <= 0:
             continue
-        believed[i] = known[a].value / scales[i]
         for j, b in enumerate(names[: i + 1]):
-            if b in known and known[b].standard_error > 0:
-                shared = prior.covariance_of(a, b) / scales[i] / scales[j]
-                covariance[i, j] = covariance[j, i] = shared
+            shared = _shared(a, b, prior, group_scales)
+            if shared is not None:
+                covariance[i, j] = covariance[j, i] = shared / scales[i] / scales[j]
     return believed, np.linalg.inv(covariance).astype(np.float64)
+
+
+def _shared(
+    a: str, b: str, prior: Coefficients | None, group_scales: Mapping[str, float]
+) -> float | None:
+    """Prior covariance of two coefficients; None for what nothing is known of."""
+    if prior is not None and a in prior.table and b in prior.table:
+        return prior.covariance_of(a, b) if prior.table[a].standard_error > 0 else None
+    if (prior is not None and (a in prior.table or b in prior.table)) or (
+        _without_type(a) != _without_type(b) or _without_type(a) not in group_scales
+    ):
+        return None
+    variance = group_scales[_without_type(a)] ** 2
+    return variance if a == b else TYPES_ALIKE * variance
 
 
 def _n_parameters(information: Array, precision: Array) -> float:

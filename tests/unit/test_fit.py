@@ -151,3 +151,19 @@ def test_without_a_run_between_the_ends_intervals_leave_room_for_waiting() -> No
     assert end is not None and middle is not None
     assert middle.seconds == pytest.approx(8e-3 + 0.4 * 22e-3, rel=0.02)
     assert middle.high_s / middle.low_s > 1.2 > end.high_s / end.low_s
+
+
+def test_types_that_never_part_are_equally_fast() -> None:
+    """Two types always in one proportion share the time; a model of one of them is predicted."""
+    q4, q6 = "decode.read.CPU.Q4_K", "decode.read.CPU.Q6_K"
+
+    def work(n: float) -> Work:
+        return Work(amounts={"decode.const": 1.0, q4: 8e8 * n, q6: 2e8 * n})
+
+    runs = [Run(label=str(n), work=work(n), seconds=1e-3 + 1e9 * n * 2e-11) for n in (1, 2, 4)]
+    known = fit(runs).coefficients
+    for name in (q4, q6):
+        assert known.table[name].value == pytest.approx(2e-11, rel=0.15)
+    found = predict(Work(amounts={"decode.const": 1.0, q6: 1e9}), known)
+    assert found is not None and found.seconds == pytest.approx(21e-3, rel=0.15)
+    assert found.high_s / found.low_s > 1.15
