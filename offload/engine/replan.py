@@ -129,7 +129,9 @@ def describe_change(old: Plan, new: Plan) -> str:
         was = old.split.layers_of(d) if d < len(old.devices) else ()
         now = new.split.layers_of(d)
         if was != now:
-            changes.append(f"{device.name} layers {ranges(was)} -> {ranges(now)}")
+            changes.append(
+                f"{device.name} layers {ranges(was) or 'none'} -> {ranges(now) or 'none'}"
+            )
         before = old.experts_on_host(d) if d < len(old.devices) else ()
         after = new.experts_on_host(d)
         if before != after:

@@ -1,7 +1,8 @@
 """How is a plan served: llama-server started, watched, started again, planned again, stopped?
 
-The loop between the pure decisions (supervise.py, readiness.py, replan.py) and the
-processes (server.py). It prints nothing: what there is to say goes to `Voice`.
+The loop between the pure decisions (supervise.py, readiness.py, replan.py) and one
+process after the other (server_run.py). It prints nothing: what there is to say goes
+to `Voice`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,15 @@ import contextlib
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Final
 
 from offload.emit import make_launch
-from offload.engine.canary import CanaryResult, run_canary
-from offload.engine.growth import margins_with_growth, record_growth
+from offload.engine.canary import CanaryResult
 from offload.engine.log import last_words, telling_line
-from offload.engine.ports import held_port, is_reachable
+from offload.engine.ports import held_port
 from offload.engine.process import describe_exit
-from offload.engine.readiness import LoadProgress, Patience
 from offload.engine.remedy import remedy
 from offload.engine.replan import (
     MemoryFailure,
@@ -33,21 +29,16 @@ from offload.engine.replan import (
     lost_cards,
     replan,
 )
-from offload.engine.server import Server, Waited
-from offload.engine.server_api import Health
-from offload.engine.server_command import (
-    Program,
-    check_extra,
-    make_address,
-    make_command,
-    warnings_of,
-)
+from offload.engine.serve_options import Outcome, ServeOptions, Voice
+from offload.engine.server import Server
+from offload.engine.server_command import check_extra, make_address, make_command, warnings_of
 from offload.engine.server_log import LogFile
+from offload.engine.server_run import RunEnd, ServerRun, lost_endpoints
+from offload.engine.stopping import StopRequest, stop_on_signals
 from offload.engine.supervise import (
     BecameReady,
     Ended,
     GiveUp,
-    Policy,
     Reason,
     Replan,
     Start,
@@ -56,82 +47,12 @@ from offload.engine.supervise import (
 from offload.errors import LlamaCppError, OffloadError
 from offload.plan import Plan
 from offload.render.request_json import Request
-from offload.units import MIB
 
-_WATCH_S: Final = 0.25
-_HEALTH_EVERY_S: Final = 5.0
-_SILENT_S: Final = 60.0
-_ABORT_S: Final = 10.0
-_LOST_CARD: Final = re.compile(r"Remote RPC server crashed|RPC server at .* does not answer")
+__all__ = ["Outcome", "ServeOptions", "StopRequest", "Voice", "serve", "stop_on_signals"]
+
+_LOST_CARD: Final = re.compile(r"Remote RPC server crashed")
 _ABORTED: Final = 128 + signal.SIGABRT
-"""How llama.cpp ends when an RPC server cannot be reached."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Everything but the plan. `canary_tokens` None: no canary; 0: as long as a slot."""
-
-    program: Program
-    host: str = "127.0.0.1"
-    port: int = 8080
-    log: Path | None = None
-    extra: tuple[str, ...] = ()
-    canary_tokens: int | None = None
-    grace_s: float = 20.0
-    policy: Policy = field(default_factory=Policy)
-    patience: Patience = field(default_factory=Patience)
-    state_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
-    """Whom to tell: sentences, progress of a load or a canary, and the address once it serves."""
-
-    say: Callable[[str], None]
-    loading: Callable[[LoadProgress | None], None] = lambda _: None
-    reading: Callable[[int, int], None] = lambda n_read, n_sent: None
-    ready: Callable[[str], None] = lambda _: None
-
-
-@dataclass(slots=True)
-class StopRequest:
-    """Set by signal handlers: `stop` to end in good order, `hurry` to end now."""
-
-    stop: threading.Event = field(default_factory=threading.Event)
-    hurry: threading.Event = field(default_factory=threading.Event)
-    signal_number: int | None = None
-
-    def __call__(self, number: int, _frame: object = None) -> None:
-        """A signal came; the second one hurries."""
-        if self.stop.is_set():
-            self.hurry.set()
-        self.signal_number = self.signal_number or number
-        self.stop.set()
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a request for the length of the `with` block."""
-    request = StopRequest()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # nohup and shells that start us in the background have a say
-    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, request) for number in heard}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How serving ended. `error` is None for a clean stop."""
-
-    was_ready: bool
-    error: LlamaCppError | None = None
-    plan: Plan | None = None
-    canary: CanaryResult | None = None
+"""How llama.cpp itself ends when an RPC server cannot be reached."""
 
 
 def serve(
@@ -152,10 +73,11 @@ def serve(
             voice.say(warning)
         # a command that cannot be made is known before there is a log
         service.command()
-        stack.callback(service.log.close)
-        if service.log.path is not None:
-            voice.say(f"llama-server's log: {service.log.path}")
-        return service.run()
+        log = LogFile(options.log, voice.say)
+        stack.callback(log.close)
+        if log.path is not None:
+            voice.say(f"llama-server's log: {log.path}")
+        return service.run(log)
 
 
 class _Service:
@@ -167,27 +89,32 @@ class _Service:
         self.plan, self.request, self.options = plan, request, options
         self.stop, self.voice = stop, voice
         self.address = make_address(options.host, options.port, options.extra, os.environ)
-        self.log = LogFile(options.log, voice.say)
         self.state = Supervision(policy=options.policy)
         self.canary: CanaryResult | None = None
         self.canary_due = options.canary_tokens is not None
-        self.in_canary = False
 
     def command(self) -> tuple[str, ...]:
         """The argv of the present plan."""
         launch = make_launch(self.plan)
         return make_command(launch, self.options.program, self.address, self.options.extra)
 
-    def run(self) -> Outcome:
+    def run(self, log: LogFile) -> Outcome:
         """Start, watch and decide, over and over."""
         while not self.stop.stop.is_set():
-            ended, lines = self._run_once()
-            if ended is None or self.stop.stop.is_set():
+            gone = lost_endpoints(self.plan)
+            end = _unreachable() if gone else self._run_once(log)
+            if end.stopped or self.stop.stop.is_set():
                 break
-            failure = self._memory_failure(ended, lines)
-            event = replace(ended, short_of_memory=failure is not None)
-            self.state, action = self.state.after(event)
-            error = self._error(ended, lines)
+            failure = None if gone else self._memory_failure(end)
+            error = self._error(end, gone)
+            self.state, action = self.state.after(
+                Ended(
+                    at_s=end.at_s,
+                    exit_code=end.exit_code,
+                    hung=end.hung,
+                    short_of_memory=failure is not None,
+                )
+            )
             if isinstance(action, GiveUp):
                 return self._give_up(action, error, failure)
             if isinstance(action, Replan):
@@ -200,110 +127,30 @@ class _Service:
             self.state = self.state.started()
         return self._outcome(None)
 
-    def _run_once(self) -> tuple[Ended | None, Sequence[str]]:
-        """One process from start to end; None where it was we who stopped it."""
-        if gone := self._lost_endpoints():
-            text = f"the RPC server at {', '.join(gone)} does not answer"
-            return Ended(at_s=time.monotonic(), exit_code=_ABORTED), [f"error: {text}"]
+    def _run_once(self, log: LogFile) -> RunEnd:
         total_bytes = self.plan.model.size_bytes
-        server = Server(self.command(), self.address, self.log, total_bytes=total_bytes)
-        with server:
-            waited = server.wait_ready(self.options.patience, self.stop.stop, self.voice.loading)
-            self.voice.loading(None)
-            if waited is Waited.READY:
-                self.state, _ = self.state.after(BecameReady(at_s=time.monotonic()))
-                self.voice.ready(self.address.url)
-                self._watch(server)
-            if server.exit_code is None and (self.stop.stop.is_set() or waited is Waited.HUNG):
-                self._stop(server, 0.0 if waited is Waited.HUNG else self.options.grace_s)
-                if waited is not Waited.HUNG:
-                    return None, ()
-        code = server.exit_code if server.exit_code is not None else _ABORTED
-        ended = Ended(at_s=time.monotonic(), exit_code=code, hung=waited is Waited.HUNG)
-        return ended, server.lines()
+        server = Server(self.command(), self.address, log, total_bytes=total_bytes)
+        run = ServerRun(server, self.plan, self.options, self.stop, self.voice)
+        end = run.run(with_canary=self.canary_due)
+        if end.ready_s is not None:
+            self.state, _ = self.state.after(BecameReady(at_s=end.ready_s))
+            self.canary, self.canary_due = end.canary or self.canary, False
+        return end
 
-    def _stop(self, server: Server, grace_s: float) -> None:
-        server.stop(grace_s, self.stop.hurry)
-
-    def _watch(self, server: Server) -> None:
-        """Until the process ends or we are to stop."""
-        if self.canary_due:
-            self._run_canary(server)
-        answered_s = asked_s = time.monotonic()
-        told = False
-        while server.exit_code is None and not self.stop.stop.wait(_WATCH_S):
-            now_s = time.monotonic()
-            if now_s - asked_s < _HEALTH_EVERY_S:
-                continue
-            asked_s = now_s
-            if server.health() is Health.SILENT:
-                if now_s - answered_s > _SILENT_S and not told:
-                    told = True
-                    self.voice.say(f"/health has not answered for {now_s - answered_s:.0f} s")
-            else:
-                if told:
-                    self.voice.say("/health answers again")
-                answered_s, told = now_s, False
-
-    def _run_canary(self, server: Server) -> None:
-        self.in_canary, self.canary_due = True, False
-        tokens = self.options.canary_tokens or 0
-        result = run_canary(server, self.plan, tokens, self.stop.stop, self.voice.reading)
-        self.voice.reading(0, 0)
-        if result is None:
-            return
-        if not result.survived:
-            self._await_end(server)
-        self.canary = result
-        with contextlib.suppress(OSError):
-            record_growth(
-                self.plan,
-                result.growth_bytes,
-                n_tokens=result.n_tokens,
-                survived=result.survived,
-                path=self.options.state_file,
-            )
-        if server.exit_code is None:
-            self.in_canary = False
-            self._tell_canary(result)
-
-    def _await_end(self, server: Server) -> None:
-        """A server that aborts breaks its connections off a while before it is gone."""
-        deadline_s = time.monotonic() + _ABORT_S
-        while server.exit_code is None and time.monotonic() < deadline_s:
-            if self.stop.stop.wait(_WATCH_S):
-                return
-
-    def _tell_canary(self, result: CanaryResult) -> None:
-        if not result.survived:
-            self.voice.say(f"the canary prompt was not answered: {result.error}")
-            return
-        grown = ", ".join(f"{k} {n / MIB:+.0f} MiB" for k, n in result.growth_bytes.items())
-        self.voice.say(f"canary: {result.n_tokens} tokens read; memory {grown or 'cannot be seen'}")
-        margins = self.plan.margins_bytes
-        wanted = margins_with_growth(margins, self.plan.devices, result.growth_bytes)
-        if wanted != tuple(margins):
-            texts = ",".join(f"{n // MIB}MiB" for n in wanted)
-            self.voice.say(f"that is more than the margin: plan with --margin {texts}")
-
-    def _lost_endpoints(self) -> list[str]:
-        endpoints = dict.fromkeys(d.endpoint for d in self.plan.devices if d.endpoint)
-        return [endpoint for endpoint in endpoints if not is_reachable(endpoint)]
-
-    def _memory_failure(self, ended: Ended, lines: Sequence[str]) -> MemoryFailure | None:
-        if ended.hung or not lines:
+    def _memory_failure(self, end: RunEnd) -> MemoryFailure | None:
+        """The shortage it died of; None where it died of something else."""
+        if end.hung:
             return None
-        in_canary, self.in_canary = self.in_canary, False
-        was_ready = self.state.ready_since_s is not None
-        failure = find_memory_failure(lines, self.plan, while_serving=was_ready)
-        if failure is None and in_canary and any(_LOST_CARD.search(line) for line in lines[-60:]):
-            failure = lost_cards(self._likely_lost(), self.plan, lines)
+        serving = end.ready_s is not None
+        failure = find_memory_failure(end.lines, self.plan, while_serving=serving)
+        if failure is None and end.in_canary and any(map(_LOST_CARD.search, end.lines)):
+            failure = lost_cards(self._suspects(), self.plan, end.lines)
         return failure
 
-    def _likely_lost(self) -> list[int]:
+    def _suspects(self) -> list[int]:
         """The cards whose server is gone; all behind servers where one has only hung up."""
         cards = [d for d, device in enumerate(self.plan.devices) if device.endpoint]
-        gone = self._lost_endpoints()
+        gone = lost_endpoints(self.plan)
         return [d for d in cards if self.plan.devices[d].endpoint in gone] or cards
 
     def _plan_again(
@@ -315,9 +162,9 @@ class _Service:
         except OffloadError as refused:
             return self._outcome(_with(error, f"{describe_failure(failure)}; {refused}"))
         if not again.feasible:
-            advice = "; ".join(a.text for a in again.advice if "short" in a.code or "fit" in a.code)
-            why = f"{describe_failure(failure)}, and no plan leaves it more; {advice}"
-            return self._outcome(_with(error, why.rstrip("; ")))
+            short = [a.text for a in again.advice if a.code.startswith(("short-", "try-"))]
+            why = f"{describe_failure(failure)}, and no plan helps: {'; '.join(short)}"
+            return self._outcome(_with(error, why))
         self.voice.say(
             f"{describe_failure(failure)}; planned again"
             f" ({action.i_try} of {self.options.policy.replans_max}):"
@@ -334,19 +181,23 @@ class _Service:
             f"{error}; starting again in {action.delay_s:g} s ({action.n_failures} of {most})"
         )
 
-    def _error(self, ended: Ended, lines: Sequence[str]) -> LlamaCppError:
-        if ended.hung:
-            how = "showed no sign of life for longer than a load of this size explains"
+    def _error(self, end: RunEnd, gone: list[str]) -> LlamaCppError:
+        """What happened, in llama.cpp's words where it has any, and what to try."""
+        advice = words = ""
+        if gone:
+            text = f"the RPC server at {', '.join(gone)} does not answer"
+            advice = "start it, and check its address"
+        elif end.hung:
+            text = "llama-server showed no sign of life for longer than a load of its size explains"
         else:
-            how = describe_exit(ended.exit_code)
-        words = telling_line(lines)
-        advice = "" if ended.hung else remedy(ended.exit_code, lines)
-        text = f"llama-server {how}{': ' + words if words else ''}"
+            text = f"llama-server {describe_exit(end.exit_code)}"
+            words, advice = telling_line(end.lines), remedy(end.exit_code, end.lines)
+        text = f"{text}: {words}" if words else text
         return LlamaCppError(
             f"{text}; {advice}" if advice else text,
             argv=self.command(),
-            exit_code=ended.exit_code,
-            last_lines=last_words(lines),
+            exit_code=end.exit_code,
+            last_lines=last_words(end.lines),
         )
 
     def _give_up(
@@ -368,6 +219,11 @@ class _Service:
         return Outcome(
             was_ready=self.state.was_ready, error=error, plan=self.plan, canary=self.canary
         )
+
+
+def _unreachable() -> RunEnd:
+    """What starting a server whose RPC servers are gone would come to."""
+    return RunEnd(at_s=time.monotonic(), exit_code=_ABORTED, lines=())
 
 
 def _with(error: LlamaCppError, message: str) -> LlamaCppError:

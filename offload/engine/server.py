@@ -113,11 +113,16 @@ class Server:
         program = self._find_program()
         return None if program is None else int(program.pid)
 
-    def lines(self) -> list[str]:
-        """The last lines of its log, all of them once it has ended."""
+    @property
+    def n_lines(self) -> int:
+        """Lines of its log so far."""
+        return self._log.n_lines
+
+    def lines(self, since: int = 0) -> list[str]:
+        """The last lines of its log, to the very end once it has ended, or those since `n_lines`."""
         if self.exit_code is not None:
             self._log.close()
-        return self._log.lines()
+        return self._log.lines(since)
 
     def health(self) -> Health:
         """What `/health` says; SILENT for a process that is gone, whoever may answer there."""

@@ -99,11 +99,13 @@ class LogPump:
             os.close(self.write_fd)
             self.write_fd = None
 
-    def lines(self) -> list[str]:
-        """The last lines, the oldest first."""
+    def lines(self, since: int = 0) -> list[str]:
+        """The last lines, the oldest first; with `since` those after that many (`n_lines`)."""
         with self._lock:
             rest = [_text(self._rest)] if self._rest else []
-            return [*self._lines, *rest]
+            n_wanted = max(self.n_lines - since, 0)
+            kept = list(self._lines)
+            return [*kept[max(len(kept) - n_wanted, 0) :], *rest]
 
     def close(self) -> None:
         """Wait until all is read; whoever still holds the pipe after a while is not waited for."""
@@ -125,6 +127,7 @@ class LogPump:
             self.n_lines += len(whole)
             if len(self._rest) > _LINE_MAX_BYTES:
                 self._lines.append(_text(self._rest))
+                self.n_lines += 1
                 self._rest = b""
 
 

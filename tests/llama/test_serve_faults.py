@@ -343,6 +343,31 @@ def test_a_build_too_old_for_a_flag(model: Path, llama_server: Path, tmp_path: P
         assert run.end() == 0
 
 
+def test_an_unknown_flag_is_not_passed_on(model: Path, tmp_path: Path) -> None:
+    """A mistyped flag of ours must not reach llama-server: only what follows -- does."""
+    with serving(tmp_path, str(model), *HOST_ONLY, "--canray", "--", "-t", "1") as run:
+        assert run.exit_code() == 2
+    assert "--canray is unknown; flags for llama-server go after --" in run.err
+
+
+def test_a_death_is_not_laid_to_memory_because_of_an_old_failure(
+    model: Path, tmp_path: Path
+) -> None:
+    """A card was short of memory for the pipeline, llama.cpp did without, and was killed later."""
+    with virtual_cards(2) as cards:
+        limit_growth(cards[1].pid, 64 * MIB)
+        rpc = ",".join(card.endpoint for card in cards)
+        args = ["--rpc", rpc, "--vram", "400MiB", "--margin", "1MiB", "-c", "4096", "-ub", "1024"]
+        with serving(tmp_path, str(model), *args) as run:
+            run.wait_ready()
+            if "retrying without pipeline parallelism" not in run.log_text():
+                pytest.skip("the pipeline's buffers fitted")
+            run.server().kill()
+            run.wait_said("serving again at")
+            assert run.end() == 0
+    assert "planned again" not in run.err
+
+
 def test_flags_that_would_undo_the_plan_are_refused(model: Path, tmp_path: Path) -> None:
     """llama.cpp takes the last of two -ngl: the plan would not hold."""
     with serving(tmp_path, str(model), *HOST_ONLY, "--", "-ngl", "99") as run:

@@ -99,3 +99,12 @@ def test_without_room_for_a_file_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
     file = LogFile(None, told.append)
     assert file.path is None and len(told) == 1
     assert pumped(file, b"word\n").lines() == ["word"]
+
+
+def test_lines_since_a_moment(tmp_path: Path) -> None:
+    """What a server said after it was ready, even where the older lines are forgotten."""
+    file = LogFile(tmp_path / "log", lambda _: None)
+    pump = pumped(file, b"".join(b"line %d\n" % i for i in range(5000)))
+    assert pump.lines(4998) == ["line 4998", "line 4999"]
+    assert pump.lines(5000) == []
+    assert len(pump.lines(10)) == 4000
