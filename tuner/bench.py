@@ -369,7 +369,7 @@ class _Worker:
     def _note_failure(self, step: Step, error: LlamaCppError, wall_s: float) -> None:
         bench = self.site.bench
         models = [m for m in (bench.model, bench.short_model) if m is not None]
-        text = _without_paths(str(error), [model.path for model in models])
+        text = _without_names(str(error), [m.path for m in models], bench.endpoints)
         self.tell(f"the run {step.cell.label!r} failed, the rest goes on: {text}")
         row = {
             "kind": "failure",
@@ -384,10 +384,12 @@ class _Worker:
             self.site.renew()
 
 
-def _without_paths(text: str, paths: Sequence[str]) -> str:
-    """Nobody's folders go into a profile."""
+def _without_names(text: str, paths: Sequence[str], endpoints: Sequence[str]) -> str:
+    """Nobody's folders and machines go into a profile."""
     for path in paths:
         text = text.replace(path, Path(path).name)
+    for i, endpoint in enumerate(endpoints):
+        text = text.replace(endpoint, f"server {i}")
     return text
 
 

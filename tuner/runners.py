@@ -80,11 +80,13 @@ class LlamaBench:
         ):
             for line in _lines(process, log, timeout_s):
                 if line.startswith(b"{"):
-                    yield self._cleaned(json.loads(line))
+                    yield self._cleaned(json.loads(line), bench.endpoints)
 
-    def _cleaned(self, record: dict[str, Any]) -> dict[str, Any]:
+    def _cleaned(self, record: dict[str, Any], endpoints: Sequence[str]) -> dict[str, Any]:
         """Without what names this machine; the build's number where the program lacks it."""
         kept = {key: value for key, value in record.items() if key not in _PRIVATE}
+        if endpoints:  # what it says of RPC cards is their addresses
+            kept.pop("gpu_info", None)
         return kept | {"build_number": _build_of(self.program).number or kept["build_number"]}
 
     def argv(

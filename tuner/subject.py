@@ -30,8 +30,11 @@ from tuner.scale_file import (
 from tuner.scale_model import ScaleModel, make_scale_model, make_scale_model_of_shape
 from tuner.shapes import SHAPES
 
-_WISH_BYTES_PER_S: Final = 4e6
+_WISH_BYTES_PER_S: Final = 2e7
 """Bytes of model per second of a sweep: what is loaded thirty times must be small."""
+
+_WISH_BYTES_PER_S_VIRTUAL: Final = 4e6
+"""The same where a thread of the processor plays a card."""
 
 _MEMORY_SHARE: Final = 0.7
 _OVERHEAD_BYTES: Final = 512 * MIB
@@ -41,7 +44,6 @@ _BUILT_IN: Final = replace(
     SHAPES["qwen3-30b-a3b"],
     name="built-in",
     title="Built-in MoE",
-    n_layer=12,
     n_expert=32,
     n_expert_used=4,
     n_vocab=32768,
@@ -96,7 +98,12 @@ def own_model(path: str, budget_bytes: int) -> Iterator[Subject]:
 
 @contextlib.contextmanager
 def cut_model(
-    like: str | None, budget_bytes: int, *, time_s: float, keep: Path | None = None
+    like: str | None,
+    budget_bytes: int,
+    *,
+    time_s: float,
+    virtual: bool = False,
+    keep: Path | None = None,
 ) -> Iterator[Subject]:
     """A cut of the model at `like`, or of the built-in one; its file is gone afterwards.
 
@@ -105,7 +112,7 @@ def cut_model(
     """
     folder = scratch_folder() if keep is None else keep.parent
     budget_bytes = min(budget_bytes, disk_free_bytes(folder))
-    wish_bytes = int(time_s * _WISH_BYTES_PER_S)
+    wish_bytes = int(time_s * (_WISH_BYTES_PER_S_VIRTUAL if virtual else _WISH_BYTES_PER_S))
     make = partial(_make_scale, like, budget_bytes)
     scale = make(wish_bytes)
     short = make(scale.n_bytes // 2)

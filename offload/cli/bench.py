@@ -37,7 +37,7 @@ class BenchOutput(StrEnum):
 def bench(
     flags: MachineFlags,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A small GGUF to time [built in].")
+        str | None, typer.Argument(metavar="[MODEL]", help="A small GGUF to time [built-in].")
     ] = None,
     like: Annotated[
         str | None,
@@ -78,7 +78,10 @@ def bench(
     time_s = parse_duration_s(time)
     start_s = monotonic()
     devices, is_virtual, host_bytes = _machine(flags, virtual)
-    with _subject(model, like, keep, devices, host_bytes, time_s, is_virtual) as subject:
+    with (
+        _telling_of_interruption(),
+        _subject(model, like, keep, devices, host_bytes, time_s, is_virtual) as subject,
+    ):
         result = time_machine(
             subject,
             devices,
@@ -111,6 +114,15 @@ def parse_duration_s(text: str) -> float:
     if not 1 <= seconds <= 7 * 24 * 3600:
         raise UsageError(f"--time {text}: from a second to a week")
     return seconds
+
+
+@contextmanager
+def _telling_of_interruption() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        notify("interrupted; what was timed is kept, and the same command goes on from there")
+        raise typer.Exit(130) from None
 
 
 def _need_numpy() -> None:
@@ -159,7 +171,7 @@ def _subject(
             yield subject
         return
     kept = kept_path(like) if keep else None
-    with cut_model(like, budget_bytes, time_s=time_s, keep=kept) as subject:
+    with cut_model(like, budget_bytes, time_s=time_s, virtual=is_virtual, keep=kept) as subject:
         n_layer = subject.model.n_layer
         notify(
             f"timing {n_layer} of {subject.n_layer_source} layers of {like or 'a built-in shape'},"
