@@ -119,7 +119,7 @@ class Server:
         return self._log.n_lines
 
     def lines(self, since: int = 0) -> list[str]:
-        """The last lines of its log, to the very end once it has ended, or those since `n_lines`."""
+        """The last lines of its log (its very last once it has ended), or those since `n_lines`."""
         if self.exit_code is not None:
             self._log.close()
         return self._log.lines(since)
