@@ -46,8 +46,9 @@ def imported() -> Iterator[str]:
 
 
 def test_what_is_imported_is_declared_and_the_reverse() -> None:
-    """A plain install has every package that plain code imports, and none that it does not."""
-    declared = {Requirement(r).name for r in PROJECT["dependencies"] + EXTRAS["llama"]}
+    """An install has every package that its code imports, and none that it does not."""
+    extras = EXTRAS["llama"] + EXTRAS["tuner"]
+    declared = {Requirement(r).name for r in PROJECT["dependencies"] + extras}
     modules = {MODULE_OF.get(name, name) for name in declared}
     foreign = set(imported()) - sys.stdlib_module_names - {"offload", "tuner", ""}
     # programs that are looked for, not needed
