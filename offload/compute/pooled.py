@@ -21,8 +21,6 @@ from offload.compute.recurrent import kimi_delta
 
 _F16: Final = 2
 _POOLS_PAD: Final = 64
-_OLDER_MASKS: Final = 22
-"""Masks of floats that Qwen4-exp's graph of older builds held beyond b11434's, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,5 +187,4 @@ def open_chosen(b: Builder, pools: Pools, chosen: Source, place: Callable[[Node]
 
 def _older_scratch(b: Builder, pools: Pools, chosen: Source) -> Node:
     """What older builds needed more, of which only the size is known, from dry runs."""
-    n_masks = _OLDER_MASKS if b.arch == "qwen4exp" else b.inputs.n_seqs + 1
-    return b.fresh_bytes(n_masks * pools.n_cells * b.rows * F32, chosen)
+    return b.fresh_bytes((b.inputs.n_seqs + 1) * pools.n_cells * b.rows * F32, chosen)

@@ -10,6 +10,7 @@ from typing import Final
 
 from offload.compute.attention import gated_attention
 from offload.compute.blocks import Builder
+from offload.compute.builds import pools_by_cell
 from offload.compute.graph import Node, Op, Source, view
 from offload.compute.inputs import F32, I32, I64
 from offload.compute.pooled import (
@@ -24,6 +25,8 @@ from offload.compute.pooled import (
 from offload.compute.recurrent import delta_net, load_state, store_state
 
 _GATE_STEPS: Final = 3
+_OLDER_MASKS: Final = 38
+"""Masks of floats that were alive together."""
 
 
 def qwen4exp_layer(b: Builder, x: Node, *, is_last: bool) -> Node:
@@ -94,6 +97,8 @@ def _with_ngrams(b: Builder, x: Node, embeddings: Source) -> Node:
 def _attention(b: Builder, x: Source) -> Node:
     if not b.has("indexer.k_proj") or "indexer" not in b.inputs.caches:
         return gated_attention(b, x)
+    if not pools_by_cell(b.inputs.build):
+        return gated_attention(b, x, lambda: _older_mask(b, x))
     pools, width = pools_of(b), b.hp.indexer_head_size
     _store_keys(b, pools, x)
     q: Source = b.rope(b.norm(view(b.mul_mat("indexer.q_proj", x)), "indexer.q_norm"))
@@ -117,6 +122,14 @@ def _attention(b: Builder, x: Source) -> Node:
         return b.rowwise(b.rowwise(index, alive), waste)
 
     return gated_attention(b, x, lambda: open_chosen(b, pools, chosen, place))
+
+
+def _older_mask(b: Builder, x: Source) -> Node:
+    """As older builds made it, of which only the size is known, from dry runs."""
+    mask = b.inputs.caches["full"].mask
+    floats = b.inputs.caches["full"].n_kv * b.rows * F32
+    bias = b.input("block bias", floats // b.hp.indexer_kpool)
+    return b.fresh_bytes(mask.n_bytes, b.fresh_bytes(_OLDER_MASKS * floats, x, bias), mask)
 
 
 def _store_keys(b: Builder, pools: Pools, x: Source) -> None:
