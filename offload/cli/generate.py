@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +61,8 @@ def generate(
     if not plan.feasible:
         notify("this plan does not fit; offload plan says by how much and what would help")
         return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may write what no locale has
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     is_text = output is Report.TABLE
     with load(plan, virtual=virtual, n_threads=n_threads, on_progress=_show_progress) as session:
@@ -70,7 +73,7 @@ def generate(
         if not is_text:
             print_json(run_to_json(session, stream.result))
         elif not streaming:
-            print_answer(stream.result.text)
+            print_answer(_harmless(stream.result.text))
         _tell(session, stream)
     return 0 if is_whole else _EXIT_INTERRUPTED
 
@@ -82,7 +85,7 @@ def _follow(stream: Stream, *, is_shown: bool) -> bool:
         for text in stream:
             if is_shown and text and sys.stdout is not None:
                 last = text
-                sys.stdout.write(text)
+                sys.stdout.write(_harmless(text))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         stream.cancel()
@@ -95,6 +98,15 @@ def _follow(stream: Stream, *, is_shown: bool) -> bool:
         if not last.endswith("\n") and sys.stdout is not None:
             print_answer("")
     return True
+
+
+def _harmless(text: str) -> str:
+    """What a model says must not drive the terminal; a file gets it as it is."""
+    from offload.render.text import printable
+
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def _tell(session: Session, stream: Stream) -> None:

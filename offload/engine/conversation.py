@@ -14,7 +14,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import IO, Any, Final
 
 from offload.engine.log import last_words, telling_line
@@ -33,7 +34,10 @@ def nameless_log() -> IO[bytes]:
 
 
 class Conversation:
-    """Messages to and from one child; it is somebody else's to start and to end."""
+    """Messages to and from one child; it is somebody else's to start and to end.
+
+    `endpoints` are the RPC servers it uses, and what the user calls the cards there.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Conversation:
         log: IO[bytes],
         *,
         what: str,
-        endpoints: Sequence[str] = (),
+        endpoints: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._log = process, log
@@ -111,9 +115,13 @@ class Conversation:
             exit_code = 0
         lines = self.log_lines()
         ended = Finished(argv=("llama.cpp",), exit_code=exit_code, stdout=b"", log=lines)
-        gone = [endpoint for endpoint in self._endpoints if not answers(endpoint)]
+        gone = [
+            f"{endpoint} ({card})" if card else endpoint
+            for endpoint, card in self._endpoints.items()
+            if not answers(endpoint)
+        ]
         where = f", and nothing answers at {', '.join(gone)} any more" if gone else ""
-        return with_remedy(failure(ended, f"llama.cpp ({self.what}{where})"))
+        return self._explained(failure(ended, f"llama.cpp ({self.what}{where})"))
 
     def _refusal(self, message: Mapping[str, Any]) -> LlamaCppError | UsageError:
         if message["is_usage"]:
@@ -121,7 +129,18 @@ class Conversation:
         lines = self.log_lines()
         words = telling_line(lines)
         text = f"{message['error']}: {words}" if words else message["error"]
-        return with_remedy(LlamaCppError(text, last_lines=last_words(lines)))
+        return self._explained(LlamaCppError(text, last_lines=last_words(lines)))
+
+    def _explained(self, error: LlamaCppError) -> LlamaCppError:
+        """The same error with the user's names of the cards, and what to try at its end."""
+        advice = remedy(error.exit_code, (str(error), *error.last_lines))
+        text = f"{error}; {advice}" if advice else str(error)
+        for endpoint, card in self._endpoints.items():
+            # a server's devices share a buffer type but for its number
+            text = text.replace(f"RPC0[{endpoint}]", f"{card or 'RPC0'}[{endpoint}]")
+        return LlamaCppError(
+            text, argv=error.argv, exit_code=error.exit_code, last_lines=error.last_lines
+        )
 
 
 def answers(endpoint: str) -> bool:
@@ -132,16 +151,3 @@ def answers(endpoint: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def with_remedy(error: LlamaCppError) -> LlamaCppError:
-    """The same error, with what to try at its end."""
-    advice = remedy(error.exit_code, (str(error), *error.last_lines))
-    if not advice:
-        return error
-    return LlamaCppError(
-        f"{error}; {advice}",
-        argv=error.argv,
-        exit_code=error.exit_code,
-        last_lines=error.last_lines,
-    )

@@ -192,7 +192,8 @@ class Decoder:
         )
         if code != 0:
             self._in_memory.clear()
-            raise LlamaCppError(f"llama_decode failed with code {code}")
+            why = "no room is left in the context" if code == 1 else f"code {code}"
+            raise LlamaCppError(f"llama_decode failed: {why}")
         self._in_memory += tokens
 
     def _sample(self, sampler: Any) -> int:

@@ -85,6 +85,15 @@ def load(
         return _start(stack, what, target, total_bytes, on_progress, timeout_s)
 
 
+def _names(what: Plan | Launch | LoadOptions, endpoints: Sequence[str]) -> dict[str, str]:
+    """Which card each RPC server is or plays, "" where nobody said."""
+    cards = [device.name for device in what.devices] if isinstance(what, Plan) else []
+    own = [device.endpoint for device in what.devices] if isinstance(what, Plan) else []
+    if len(cards) != len(endpoints) or (any(own) and own != list(endpoints)):
+        return dict.fromkeys(endpoints, "")
+    return dict(zip(endpoints, cards, strict=True))
+
+
 def _path(what: Launch | LoadOptions) -> str:
     return what.model_path if isinstance(what, Launch) else what.path
 
@@ -101,7 +110,9 @@ def _start(
     process = stack.enter_context(
         started(("offload.engine.child", "session"), python=True, stdin=True, stderr=log)
     )
-    conversation = Conversation(process, log, what="loading", endpoints=target.endpoints)
+    conversation = Conversation(
+        process, log, what="loading", endpoints=_names(what, target.endpoints)
+    )
     conversation.say(
         {
             "options": asdict(target.options),
@@ -185,8 +196,13 @@ class Session:
         self._end()
 
     def check(self) -> Verification | None:
-        """What was allocated and where, beside the plan; None where no plan was given."""
-        return None if self.plan is None else check_report(self.plan, self.report)
+        """What was allocated and where, beside the plan.
+
+        None where no plan was given, or llama.cpp's log was cut short by a full disk.
+        """
+        if self.plan is None or not self.report.layers:
+            return None
+        return check_report(self.plan, self.report)
 
     def stream(
         self,

@@ -51,12 +51,13 @@ def real_target(what: Plan | Launch | LoadOptions, n_threads: int | None = None)
         raise UsageError(
             "this launch names RPC servers but not the devices to use; give the plan itself"
         )
-    return Target(
-        options=options_of(launch, {}, n_threads),
-        endpoints=endpoints,
-        devices=names,
-        n_devices=n_cards_of(what),
-    )
+    options = options_of(launch, {}, n_threads)
+    if isinstance(what, Launch) and what.split_mode == "none":
+        # all cards there are, of which llama.cpp takes one; a plan has that one only
+        return Target(
+            options=replace(options, main_gpu=what.main_gpu), endpoints=endpoints, devices=names
+        )
+    return Target(options=options, endpoints=endpoints, devices=names, n_devices=n_cards_of(what))
 
 
 def played_target(
@@ -94,6 +95,8 @@ def n_cards_of(what: Plan | Launch | LoadOptions) -> int:
         return len(what.devices)
     if what.n_gpu_layers == 0 or (isinstance(what, Launch) and what.devices == ("none",)):
         return 0
+    if what.split_mode == "none":
+        return 1
     n_named = len(what.devices) if isinstance(what, Launch) else 0
     return n_named or len(what.tensor_split) or 1
 

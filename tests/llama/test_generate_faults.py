@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from offload.device import devices_from_flags
+from offload.engine.conversation import answers
 from offload.engine.load_options import LoadOptions
 from offload.engine.session import LoadProgress, Session, load
 from offload.engine.virtual_cards import VirtualCard, virtual_cards
 from offload.errors import LlamaCppError, UsageError
+from offload.model import make_model
+from offload.options import PlanOptions
+from offload.plan import make_plan
+from offload.source import read_header
 from offload.units import GIB, MIB
 from tuner.synth import write_random
 
@@ -43,6 +49,14 @@ def options(model_path: Path) -> LoadOptions:
         n_batch=2048,
         n_ubatch=2048,
     )
+
+
+@pytest.fixture(scope="module")
+def total_bytes(options: LoadOptions) -> int:
+    """What the second card holds; it also shows that a long prompt runs where memory is plenty."""
+    with load(options, virtual=True) as session:
+        assert len(session.generate(LONG_PROMPT, n_predict=1).tokens) == 1
+        return session.report.devices[1].total_bytes
 
 
 @pytest.fixture
@@ -149,10 +163,9 @@ def test_a_card_that_hangs(options: LoadOptions, two_cards: tuple[VirtualCard, .
 
 
 @pytest.mark.parametrize("missing_mib", [60, 25])
-def test_out_of_memory_at_load(options: LoadOptions, missing_mib: int) -> None:
+def test_out_of_memory_at_load(options: LoadOptions, total_bytes: int, missing_mib: int) -> None:
     """For the weights or for the compute buffer: which card and how much it wanted."""
-    total = total_bytes(options)
-    limits = [2 * GIB, max(total - missing_mib * MIB, MIB)]
+    limits = [2 * GIB, max(total_bytes - missing_mib * MIB, MIB)]
     with (
         virtual_cards(2, limit_bytes=limits) as cards,
         pytest.raises(
@@ -160,12 +173,26 @@ def test_out_of_memory_at_load(options: LoadOptions, missing_mib: int) -> None:
         ) as caught,
     ):
         load(options, endpoints=endpoints(cards))
-    assert f"RPC0[{cards[1].endpoint}]" in str(caught.value)
+    assert f"RPC0[{cards[1].endpoint}] has too little memory" in str(caught.value)
 
 
-def test_out_of_memory_at_the_first_long_prompt(options: LoadOptions) -> None:
+def test_the_error_calls_cards_as_the_plan_does(model_path: Path) -> None:
+    """Whoever planned for CUDA1 reads of CUDA1, whichever server plays it."""
+    model = make_model(read_header(str(model_path)))
+    devices = devices_from_flags(None, None, ("CUDA0:1GiB", "CUDA1:1GiB"), found=())
+    plan = make_plan(model, devices, PlanOptions(n_ctx=256, margin_bytes=(0,)))
+    with virtual_cards(2, limit_bytes=[2 * GIB, 4 * MIB]) as cards:
+        with pytest.raises(LlamaCppError, match=r"CUDA1\[[\d.:]+\] has too little memory"):
+            load(plan, endpoints=endpoints(cards))
+        os.kill(cards[1].pid, signal.SIGKILL)
+        assert wait_for(lambda: not answers(cards[1].endpoint))
+        with pytest.raises(LlamaCppError, match=rf"nothing answers at {cards[1].endpoint} \(CUDA1"):
+            load(plan, endpoints=endpoints(cards))
+
+
+def test_out_of_memory_at_the_first_long_prompt(options: LoadOptions, total_bytes: int) -> None:
     """A card that holds the model but not a long prompt's scratch memory: load, then the error."""
-    limits = [2 * GIB, total_bytes(options) + 7 * MIB]
+    limits = [2 * GIB, total_bytes + 7 * MIB]
     with (
         virtual_cards(2, limit_bytes=limits) as cards,
         load(options, endpoints=endpoints(cards)) as session,
@@ -173,13 +200,6 @@ def test_out_of_memory_at_the_first_long_prompt(options: LoadOptions) -> None:
         assert len(session.generate("Hello", n_predict=3).tokens) == 3
         with pytest.raises(LlamaCppError, match=r"generating.*RPC server was lost.*-ub"):
             session.generate(LONG_PROMPT, n_predict=3)
-
-
-def total_bytes(options: LoadOptions) -> int:
-    """What the second card holds."""
-    with load(options, virtual=True) as session:
-        assert len(session.generate(LONG_PROMPT, n_predict=1).tokens) == 1
-        return session.report.devices[1].total_bytes
 
 
 def test_the_host_runs_out_of_memory(options: LoadOptions) -> None:
@@ -215,6 +235,14 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         load(LoadOptions(path=str(tmp_path / "text.gguf")))
     with pytest.raises(LlamaCppError, match="could not load the model"):
         load(LoadOptions(path=str(tmp_path)))
+
+
+def test_file_names_of_any_bytes(model_path: Path, tmp_path: Path) -> None:
+    """A name that is no text in any encoding is still a name."""
+    path = tmp_path / os.fsdecode(b"m-\xff-\xe2\x82\xac.gguf")
+    path.symlink_to(model_path)
+    with load(LoadOptions(path=str(path), n_gpu_layers=0, n_ctx=64)) as session:
+        assert session.generate("Hi", n_predict=1).tokens
 
 
 def test_interrupted_while_loading(options: LoadOptions) -> None:
@@ -259,6 +287,7 @@ def test_a_log_that_cannot_be_written(
     with load(options, endpoints=endpoints(two_cards)) as session:
         assert len(session.generate("Hello", n_predict=3).tokens) == 3
         assert session.report.devices[0].model_bytes > 0
+        assert session.check() is None
 
 
 def test_sessions_side_by_side(options: LoadOptions) -> None:
