@@ -148,8 +148,12 @@ class _Screen:
             return
         self._announced = True
         self._end_line()
-        print_answer(url)
-        self.say("ready")
+        try:
+            if sys.stdout is not None:
+                print_answer(url)
+            self.say("ready" if sys.stdout is not None else f"ready at {url}")
+        except OSError as error:  # a full disk: no reason to end a server that is up
+            self.say(f"ready at {url}; stdout cannot be written ({error.strerror})")
 
     def _progress(self, percent: int, text: str) -> None:
         if self._is_terminal:

@@ -209,7 +209,9 @@ class _Service:
         if action.reason is Reason.STILL_SHORT and failure is not None:
             n = self.options.policy.replans_max
             error = _with(
-                error, f"{describe_failure(failure)}, after {n} other plans; give it more --margin"
+                error,
+                f"{describe_failure(failure)}, after {n} other plans; say what it has"
+                " with --vram or --gpu, or leave more with --margin",
             )
         elif action.reason is Reason.TOO_MANY_FAILURES and action.n_failures > 1:
             error = _with(error, f"{error} (given up after {action.n_failures} failures)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,12 @@ _PLACING: Final = frozenset(
     " --no-op-offload --no-host".split()
 )
 """What the plan has decided: llama.cpp takes the last of two, and the plan would not hold."""
+_PLACING_OUTSIDE: Final = re.compile(
+    r"LLAMA_ARG_(N_|NO_)*(GPU_LAYERS|TENSOR_SPLIT|OVERRIDE|CPU_MOE|CPU_FFN|SPLIT_MODE|MAIN_GPU|DEVICE|RPC"
+    r"|CTX_SIZE|BATCH|UBATCH|PARALLEL|KV|CACHE_TYPE|FLASH|FIT|LOAD_MODE|MMAP|MLOCK|DIO|SWA|OP_OFFLOAD"
+    r"|REPACK|MMPROJ|SPEC|LORA)|LLAMA_ARG_NO_HOST$"
+)
+"""The same from the environment, where the command does not say otherwise."""
 _LISTENING: Final = frozenset(("--host", "--port"))
 _HIDING: Final = frozenset(("--log-disable",))
 _UNPLANNED: Final = frozenset(
@@ -134,13 +141,7 @@ def warnings_of(
     beside = sorted(_UNPLANNED & set(extra))
     if beside:
         found.append(f"{', '.join(beside)}: needs memory that the plan does not count")
-    harmless = ("LLAMA_ARG_API", "LLAMA_ARG_SSL", "LLAMA_ARG_LOG", "LLAMA_ARG_HOST",
-                "LLAMA_ARG_PORT")  # fmt: skip
-    set_outside = sorted(
-        name
-        for name in environment
-        if name.startswith("LLAMA_ARG_") and not name.startswith(harmless)
-    )
+    set_outside = sorted(name for name in environment if _PLACING_OUTSIDE.match(name))
     if set_outside:
         found.append(f"{', '.join(set_outside)} of the environment may undo the plan; unset it")
     return found

@@ -32,6 +32,7 @@ class LogFile:
         self._say = say
         self._is_lost = False
         self._fd: int | None = None
+        self._is_ours = path is None
         self.path = path
         if path is None:
             self._open_temporary()
@@ -71,11 +72,14 @@ class LogFile:
             self._say(f"the log {self.path} is written again")
 
     def close(self) -> None:
-        """Close; a file that holds nothing and has a name of ours goes away."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = None
+        """Close; a temporary file that nothing was written to goes away."""
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._is_ours and self.path is not None and not os.fstat(self._fd).st_size:
+                self.path.unlink()
+            os.close(self._fd)
+        self._fd = None
 
 
 class LogPump:

@@ -108,3 +108,13 @@ def test_lines_since_a_moment(tmp_path: Path) -> None:
     assert pump.lines(4998) == ["line 4998", "line 4999"]
     assert pump.lines(5000) == []
     assert len(pump.lines(10)) == 4000
+
+
+def test_an_empty_file_of_our_own_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary file nobody wrote to would only litter; the user's own stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    LogFile(None, lambda _: None).close()
+    LogFile(tmp_path / "mine.log", lambda _: None).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.log"]
