@@ -7,8 +7,8 @@ kind is found by solving the same problem again with that one thing changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from offload.ggml import TYPES_BY_NAME
 from offload.options import Strategy
@@ -20,8 +20,7 @@ _N_CTX_MIN: Final = 4096
 _N_UBATCH_MIN: Final = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Advice(NamedTuple):
     """One remark: a stable code and a sentence."""
 
     code: str

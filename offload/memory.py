@@ -37,8 +37,7 @@ class MemoryBytes:
         return self.model_bytes + self.context_bytes + self.compute_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class Breakdown(NamedTuple):
     """Memory of every device (same order as the devices) and of the host."""
 
     devices: tuple[MemoryBytes, ...]

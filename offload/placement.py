@@ -8,7 +8,8 @@ command, `--fit`) is measured by the same functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from offload.backend import Backend
 from offload.compute import ComputeBytes, estimate_compute
@@ -19,8 +20,7 @@ from offload.model import Model
 from offload.split import HOST, LayerSplit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """`placed` maps each tensor that leaves its owner to a device index or HOST."""
 
     split: LayerSplit

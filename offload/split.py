@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.errors import UsageError
 
@@ -28,8 +27,7 @@ def _f32(value: float) -> float:
     return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSplit:
+class LayerSplit(NamedTuple):
     """`owners[il]` is the device index of layer `il` or HOST; the last is the output layer's."""
 
     owners: tuple[int, ...]
