@@ -83,6 +83,7 @@ def test_all_spellings_of_a_flag_are_one() -> None:
         ("-ngl auto", "n_gpu_layers", None),
         ("-ngl -1", "n_gpu_layers", None),
         ("-ngl 42abc", "n_gpu_layers", 42),
+        ("-ngl -5", "n_gpu_layers", -2),
         ("-ts 3/1,2", "tensor_split", (3.0, 1.0, 2.0)),
         ("-ts 0,0", "tensor_split", None),
         ("-np -1", "n_parallel", None),

@@ -260,3 +260,54 @@ def test_host_memory_in_logs() -> None:
     line = "ggml_cuda_host_malloc: failed to allocate 35378.00 MiB of pinned memory: out of memory"
     unpinned = lint(None, logs=[[line]])
     assert "35378 MiB" in _one(unpinned, "pinned-beyond-host-ram").text
+
+
+def test_numbers_that_are_not_ended_find_more_layers() -> None:
+    """A number that no escaped dot ends is found in longer numbers too."""
+    for pattern, is_loose in (
+        (r"blk.1.*exps", True), (r"blk\.1.*exps", True),
+        (r"blk\.1\..*exps", False), (r"blk\.(1|2)\.ffn_.*exps", False),
+        (r"blk\.1[0-9]\.ffn_.*exps", False), (r"blk.1.ffn_up_exps", False),
+    ):  # fmt: skip
+        report = lint_example(
+            f"llama-server -m m -ngl 99 -c 4096 -ot '{pattern}=CPU'", "qwen3.5-35b-a3b",
+            "CUDA0:31GiB",
+        )  # fmt: skip
+        found = [f for f in report.findings if f.code == "rule-matches-too-much"]
+        assert bool(found) == is_loose, pattern
+        assert all("10-19" in f.text for f in found)
+
+
+def test_rules_to_the_owner_are_fine() -> None:
+    """Experts ruled to their owner stray nowhere; host and card are not two cards apart."""
+    base = "llama-server -m m -ngl 99 -ts 1,1 -c 4096 -lm none"
+    cards = "CUDA0:31GiB CUDA1:31GiB"
+    for rules in (r"blk\.3\.=CUDA0,blk\.39\.=CUDA1", r"blk\.3\.ffn_up_exps=CPU"):
+        report = lint_example(f"{base} -ot '{rules}'", "qwen3.5-35b-a3b", cards)
+        strays = {"expert-off-its-owner", "kv-elsewhere", "up-gate-apart", "rule-matches-too-much"}
+        assert not strays & codes(report), rules
+    host_and_card = r"blk\.3\.ffn_up_exps=CPU,blk\.39\.ffn_(up|gate)_exps=CUDA0"
+    report = lint_example(f"{base} -ot '{host_and_card}'", "qwen3.5-35b-a3b", cards)
+    assert "expert-off-its-owner" in codes(report) and "up-gate-apart" not in codes(report)
+
+
+def test_shares_and_cards_are_counted() -> None:
+    """One share for each card is right; fewer leave cards empty, more are dropped."""
+    base = "llama-server -m m -ngl 99 -c 4096 -ts"
+    cards = "CUDA0:31GiB CUDA1:31GiB"
+    for shares, is_wrong in (("1", True), ("1,1", False), ("1,1,1", True), ("1,1,0", False)):
+        report = lint_example(f"{base} {shares}", "qwen3.5-35b-a3b", cards)
+        assert ("tensor-split-length" in codes(report)) == is_wrong, shares
+    assert _one(lint_example(f"{base} 1", "qwen3.5-35b-a3b", cards), "card-without-layers")
+
+
+def test_one_failure_is_told_once() -> None:
+    """llama.cpp prints up to three lines about one allocation; two cards are two failures."""
+    one = [
+        "allocating 1000.00 MiB on device 1: cudaMalloc failed: out of memory",
+        "alloc_tensor_range: failed to allocate CUDA1 buffer of size 1048576000",
+        "error loading model: unable to allocate CUDA1 buffer",
+    ]
+    assert [f.code for f in lint(None, logs=[one]).findings] == ["out-of-memory"]
+    other = [line.replace("1000", "3000").replace("1048576000", "3145728000") for line in one]
+    assert len(lint(None, logs=[[*one[:2], *other]]).findings) == 2
