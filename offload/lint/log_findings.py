@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from offload.engine.log import AllocationFailure, LoadLog, parse_loads, telling_line
+from offload.engine.log import LoadLog, parse_loads, telling_line
 from offload.lint.finding import Finding, error, note, warning
 from offload.lint.memory_findings import relieving_tensors
 from offload.model import Role
@@ -148,23 +148,26 @@ def _fit(lines: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _device(failure: AllocationFailure) -> str:
-    """`device 1` is CUDA1 as ggml-cuda prints it; other texts name the buffer type."""
-    name = failure.buffer_type
-    return f"CUDA{name.removeprefix('device ')}" if name.startswith("device ") else name
-
-
 def _failures(load: LoadLog) -> list[tuple[str, int | None]]:
-    """Device and bytes of each failed allocation; two lines about one failure are one."""
+    """Device and bytes of each failed allocation; several lines about one failure are one.
+
+    ggml-cuda prints the number of the device only, which is ROCm's or CUDA's; the allocator's
+    line behind it names the buffer type.
+    """
     named: list[tuple[str, int | None]] = []
     for failure in load.failures:
-        device, n_bytes = _device(failure), failure.n_bytes
+        device, n_bytes = failure.buffer_type, failure.n_bytes
         if named and (n_bytes is None or abs((named[-1][1] or 0) - n_bytes) < MIB):
-            before = named[-1]
-            named[-1] = (before[0] or device, before[1] if before[1] is not None else n_bytes)
+            before, n_before = named[-1]
+            is_vague = not before or before.startswith("device ")
+            named[-1] = (device or before if is_vague else before, n_before or n_bytes)
         else:
             named.append((device, n_bytes))
-    return named
+    return [(_device_name(device), n_bytes) for device, n_bytes in named]
+
+
+def _device_name(name: str) -> str:
+    return f"CUDA{name.removeprefix('device ')}" if name.startswith("device ") else name
 
 
 def _last_failure(loads: Sequence[LoadLog], plan: Plan | None) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from offload.emit import quote_argv, quote_for_terminal
@@ -47,7 +48,7 @@ def render_lint_markdown(report: LintReport) -> str:
     """For an issue or a forum."""
     lines = []
     for finding in report.findings:
-        fix = f" — *{_escaped(finding.fix)}*" if finding.fix else ""
+        fix = f" — {_code_span(finding.fix)}" if finding.fix else ""
         lines.append(f"- **{finding.severity}** `{finding.code}`: {_escaped(finding.text)}{fix}")
     if not lines:
         lines.append("Nothing to find fault with.")
@@ -58,6 +59,14 @@ def render_lint_markdown(report: LintReport) -> str:
     if report.fixed_argv:
         lines += ["", "```sh", printable(quote_argv(report.fixed_argv)), "```"]
     return "\n".join(lines)
+
+
+def _code_span(text: str) -> str:
+    """A code span, which keeps commands as they are; fences grow with the ticks inside."""
+    shown = printable(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    pad = " " if "`" in shown else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
 
 
 def _escaped(text: str) -> str:

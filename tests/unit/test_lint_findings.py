@@ -309,5 +309,7 @@ def test_one_failure_is_told_once() -> None:
         "error loading model: unable to allocate CUDA1 buffer",
     ]
     assert [f.code for f in lint(None, logs=[one]).findings] == ["out-of-memory"]
+    rocm = [line.replace("CUDA1", "ROCm1") for line in one]
+    assert lint(None, logs=[rocm]).findings[0].text.startswith("ROCm1: 1,000 MiB")
     other = [line.replace("1000", "3000").replace("1048576000", "3145728000") for line in one]
     assert len(lint(None, logs=[[*one[:2], *other]]).findings) == 2
