@@ -33,7 +33,8 @@ def test_rows_come_back_in_order(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     """Cut at every byte of the last line, only that line is lost, and appending goes on."""
     path = tmp_path / "log.jsonl"
-    whole = b"".join(json.dumps(_row(i)).encode() + b"\n" for i in range(3))
+    rows = (_row(0), _row(1), _row(2) | {"fill": "longer than what comes in its place" * 2})
+    whole = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for end in range(last, len(whole)):
         path.write_bytes(whole[:end])
