@@ -30,7 +30,8 @@ Examine = Callable[[Command, Model | None, Machine], tuple[Case, list[Finding]]]
 
 _OWNED: Final = frozenset(
     "-m --rpc -rpc -dev -ngl -sm -mg -ts -ot -cmoe -ncmoe -ncffn -c -b -ub -np -kvu -ctk -ctv -fa"
-    " --swa-full -kvo -nkvo --op-offload -nopo --no-host -fit -fitt -fitc -lm".split()
+    " --kv-unified-per-slot --swa-full -kvo -nkvo --op-offload -nopo --no-host -fit -fitt"
+    " -fitc -lm".split()
 )
 """Flags that the planner writes anew."""
 _RULE_CODES: Final = frozenset(

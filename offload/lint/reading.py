@@ -16,7 +16,7 @@ from offload.lint.command import Command, Program, Setting
 from offload.lint.finding import Finding, error, note, warning
 from offload.lint.flags import LOAD_MODE_OF_REMOVED, is_negative
 from offload.lint.settings import Override, Settings
-from offload.options import KV_TYPES, LOAD_MODES
+from offload.options import KV_TYPES, LOAD_MODES, SERVER_SLOTS
 
 _INT: Final = re.compile(r"\s*([+-]?\d{1,12})", re.ASCII)
 _FLOAT: Final = re.compile(r"\s*([+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,2})?)", re.I)
@@ -47,6 +47,8 @@ def read_settings(command: Command) -> Settings:
             settings.sets_load_mode = True
     if command.kind is Program.BENCH:
         _set_bench_context(settings, command)
+    elif settings.n_ctx is None and settings.n_ctx_per_slot:
+        settings.n_ctx = settings.n_ctx_per_slot * (settings.n_parallel or SERVER_SLOTS)
     return settings
 
 
@@ -302,6 +304,7 @@ def _flag(name: str) -> Callable[[Settings, Setting], None]:
 _HANDLERS: Final[dict[str, Callable[[Settings, Setting], None]]] = {
     "-m": _text("model_path"),
     "-c": _number("n_ctx", 0, 1 << 30),
+    "--kv-unified-per-slot": _number("n_ctx_per_slot", 0, 1 << 24),
     "-b": _number("n_batch", 1, _BATCH_MAX),
     "-ub": _number("n_ubatch", 1, _BATCH_MAX),
     "-np": _set_n_parallel,

@@ -178,7 +178,7 @@ def _would_reduce(settings: Settings, plan: Plan) -> bool:
     n_cards = len(plan.devices)
     return (
         settings.fit
-        and not settings.n_ctx
+        and settings.n_ctx is None  # an explicit 0 asks for all of it
         and settings.split_mode != "tensor"
         and plan.context.n_ctx > settings.fit_ctx
         and any(over_bytes(plan, d) + plan.margins_bytes[d] > 0 for d in range(n_cards))

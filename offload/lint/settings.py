@@ -30,6 +30,7 @@ class Settings:
     is_ik: bool = False
     model_path: str | None = None
     n_ctx: int | None = None
+    n_ctx_per_slot: int | None = None
     n_batch: int = 2048
     n_ubatch: int = 512
     n_parallel: int | None = None

@@ -94,6 +94,9 @@ def test_all_spellings_of_a_flag_are_one() -> None:
         ("-dev none", "device_names", ("none",)),
         ("-fit off", "fit", False),
         ("-fitc 8192", "fit_ctx", 8192),
+        ("--kv-unified-per-slot 8192", "n_ctx", 32768),
+        ("--kv-unified-per-slot 8192 -np 2", "n_ctx", 16384),
+        ("--kv-unified-per-slot 8192 -c 0", "n_ctx", 0),
         ("--spec-type ngram-mod,draft-mtp", "drafts_with_mtp", True),
     ],
 )

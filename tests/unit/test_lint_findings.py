@@ -141,6 +141,8 @@ def test_the_training_context_is_what_an_unset_one_means() -> None:
     report = lint_example("llama-server -m m -ngl 99 -fitc 8192", SHAPE, CARDS)
     assert report.plan is not None and report.plan.context.n_ctx == 8192
     assert "context-shrinks" in codes(report)
+    explicit = lint_example("llama-server -m m -ngl 99 -c 0", SHAPE, CARDS)
+    assert explicit.plan is not None and explicit.plan.context.n_ctx == 1048576
 
 
 def test_host_memory_is_checked_when_it_is_known() -> None:
