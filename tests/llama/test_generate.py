@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from offload.device import devices_from_flags
+from offload.emit import make_launch
 from offload.engine.dry_run import dry_run
 from offload.engine.load_options import LoadOptions
 from offload.engine.session import load
+from offload.engine.targets import played_target, real_target
 from offload.engine.verify import load_options
 from offload.engine.virtual_cards import VirtualCard
 from offload.model import Model, make_model
@@ -177,10 +179,42 @@ def test_memory_is_the_plans(arch: str, tmp_path: Path) -> None:
         assert difference <= (4 * 64 * 256 * 4 if told is dry.devices[-1] else 0)
 
 
+def test_repacking_as_on_the_planned_cards(small_moe: Path) -> None:
+    """Host weights stay plain where the planned cards pin them, whatever plays the cards."""
+    for gpus, no_host, is_repacked in (
+        (("CUDA0:1GiB",), False, False),
+        (("CUDA0:1GiB",), True, True),
+        (("RPC0[127.0.0.1:1]:1GiB",), False, True),
+        ((), False, True),
+    ):
+        plan = plan_for(small_moe, gpus, no_host=no_host)
+        played = played_target(plan, ["127.0.0.1:1"] if gpus else [])
+        assert played.options.use_extra_bufts == is_repacked
+        assert real_target(plan).options.use_extra_bufts
+
+
+def test_one_card_of_several(small_moe: Path, cards: tuple[VirtualCard, ...]) -> None:
+    """`-sm none` uses the card of `-mg`, in a plan, a launch and on virtual cards alike."""
+    gpus = tuple(f"RPC{d}[{card.endpoint}]:1GiB" for d, card in enumerate(cards))
+    plan = plan_for(small_moe, gpus, split_mode="none", main_gpu=2)
+    assert [device.name for device in plan.devices] == ["RPC2"]
+    with load(plan, virtual=True) as session:
+        played = session.generate(PROMPT, n_predict=4).tokens
+        assert len(session.report.devices) == 1
+    launch = replace(make_launch(plan), devices=("RPC0", "RPC1", "RPC2"), rpc=endpoints_of(cards))
+    with load(launch) as session:
+        assert session.generate(PROMPT, n_predict=4).tokens == played
+        held = [device.model_bytes > 0 for device in session.report.devices]
+        assert held == [False, False, True]
+
+
+def endpoints_of(cards: tuple[VirtualCard, ...]) -> str:
+    """As `--rpc` lists them."""
+    return ",".join(card.endpoint for card in cards)
+
+
 def test_settings_of_a_plan_are_those_of_its_verification(small_moe: Path) -> None:
     """The run that is verified and the run that is made get the same settings."""
-    from offload.engine.targets import played_target
-
     for gpus, options in (
         (("CUDA0:1GiB", "CUDA1:1GiB"), {}),
         (("CUDA0:8MiB", "RPC0[127.0.0.1:1]:1GiB"), {"n_batch": 64, "n_ubatch": 32}),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -61,6 +63,32 @@ def test_the_same_prompt_again(session: Session) -> None:
     assert first.tokens == again.tokens
     assert first.text == again.text
     assert (first.stop, again.stop) == ("length", "length")
+
+
+JUDGE = """
+import sys
+from llama_cpp import Llama
+llama = Llama(sys.argv[1], n_ctx=256, n_threads=1, n_gpu_layers=0, logits_all=False, verbose=False)
+prompt = llama.tokenize(sys.argv[2].encode(), add_bos=True, special=True)
+tokens = llama.generate(prompt, temp=0.0, top_k=40)
+print(*(next(tokens) for _ in range(20)))
+"""
+
+
+def test_llama_cpp_pythons_own_class_says_the_same(options: LoadOptions) -> None:
+    """The judge: prompt tokens and greedy answer of `llama_cpp.Llama` in a process of its own."""
+    prompt = "The quick brown fox, naïve €uro."
+    judged = subprocess.run(
+        [sys.executable, "-c", JUDGE, options.path, prompt],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    plain = replace(options, n_gpu_layers=0, overrides=())
+    with load(plain) as session:
+        run = session.generate(prompt, n_predict=20)
+    assert run.tokens == tuple(int(token) for token in judged.stdout.split())
 
 
 def test_streaming_gives_the_whole_text(session: Session) -> None:
@@ -181,6 +209,24 @@ def test_interrupted_while_generating(session: Session) -> None:
     assert stream.result.text.startswith("".join(pieces))
     whole = session.generate("Hello", n_predict=len(stream.tokens))
     assert whole.tokens == stream.result.tokens
+
+
+def test_interrupted_while_waiting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream itself ends the generation, so that what there is is whole when we hear of it."""
+    stream = session.stream("Hello", n_predict=-1)
+    first = next(stream)
+
+    def interrupt(_timeout_s: float) -> dict[str, object]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream._conversation, "hear", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    assert stream.is_finished
+    assert stream.result.stop == "cancelled"
+    assert stream.result.n_prompt == 7
+    assert stream.result.text.startswith(first)
 
 
 def follow_slowly(stream: Stream) -> list[str]:
