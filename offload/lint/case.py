@@ -69,9 +69,15 @@ class Case:
         return {} if self.model is None else {t.name: t for t in self.model.tensors}
 
     @property
+    def fit_blockers(self) -> tuple[str, ...]:
+        """What makes `--fit` give up; shares and rows only where there are several cards."""
+        several_only = ("-ts", "-sm row") if len(self.devices) == 1 else ()
+        return tuple(flag for flag in self.settings.blocks_fit if flag not in several_only)
+
+    @property
     def is_fitted(self) -> bool:
         """True where llama.cpp's own `--fit` may move layers and experts."""
-        return self.settings.fit and not self.settings.blocks_fit
+        return self.settings.fit and not self.fit_blockers
 
 
 def buffer_types(devices: Sequence[Device]) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def _split_mode(case: Case) -> Iterator[Finding]:
 
 def _fit(case: Case) -> Iterator[Finding]:
     settings = case.settings
-    blockers = settings.blocks_fit
+    blockers = case.fit_blockers
     if not settings.fit or not blockers or case.command.kind is Program.BENCH:
         return
     listed, n_cards = " and ".join(blockers), len(case.devices)

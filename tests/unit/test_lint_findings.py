@@ -130,6 +130,8 @@ def test_fit_may_move_things_only_where_nothing_is_set() -> None:
     for flags in ("-ngl 99", "-ngl all", "-ts 1,1", "-fit off", "-ot exps=CUDA0"):
         report = lint_example(f"llama-server -m m -c 8192 {flags}", SHAPE, CARDS)
         assert "card-over-budget" in codes(report), flags
+    single = lint_example("llama-server -m m -c 8192 -ts 1", SHAPE, "CUDA0:22.5GiB")
+    assert "fit-decides" in codes(single)
     bench = lint_example("llama-bench -m m -p 512", SHAPE, CARDS)
     assert "card-over-budget" in codes(bench)
 
@@ -315,3 +317,13 @@ def test_one_failure_is_told_once() -> None:
     assert lint(None, logs=[rocm]).findings[0].text.startswith("ROCm1: 1,000 MiB")
     other = [line.replace("1000", "3000").replace("1048576000", "3145728000") for line in one]
     assert len(lint(None, logs=[[*one[:2], *other]]).findings) == 2
+
+
+def test_layers_stay_on_cards_where_they_can() -> None:
+    """Kept shares would leave layers of this dense model on the host; without them all fit."""
+    report = lint_example(
+        "llama-server -m m -ts 1,6 -ngl 50 -c 8192", "llama-3.1-70b", "CUDA0:4.04GiB CUDA1:47GiB"
+    )
+    argv = report.fixed_argv
+    assert argv[argv.index("-ngl") + 1] == "81"
+    assert argv[argv.index("-ts") + 1] != "1,6"
