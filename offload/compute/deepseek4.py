@@ -59,7 +59,22 @@ def stream_weights(b: Builder, mixes: Node) -> tuple[Source, Node]:
 
 def spread_mixed(b: Builder, y: Source, x: Source, post: Source, comb: Node) -> Node:
     """`DSV4_HC_POST`: the streams mixed with each other and with a result."""
+    if not b.inputs.fuses_streams:
+        return _spread_by_steps(b, y, x, post, comb)
     return b.fresh(b.hp.hc_mult * b.hp.n_embd, y, x, post, comb)
+
+
+def _spread_by_steps(b: Builder, y: Source, x: Source, post: Source, comb: Node) -> Node:
+    n_bytes = b.hp.n_embd * b.rows * F32
+    out: Node | None = None
+    for _ in range(b.hp.hc_mult):
+        total = b.graph.add(Op.ROWWISE, n_bytes, y, view(post), rows=b.rows)
+        for _ in range(b.hp.hc_mult):
+            term = b.graph.add(Op.ROWWISE, n_bytes, view(x), view(comb), rows=b.rows)
+            total = b.rowwise(total, term)
+        out = total if out is None else b.fresh_bytes(out.n_bytes + n_bytes, out, view(total))
+    assert out is not None
+    return out
 
 
 def _attention(b: Builder, x: Source) -> Node:

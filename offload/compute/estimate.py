@@ -16,10 +16,11 @@ from offload.compute.allocate import measure_buffers
 from offload.compute.blocks import Builder
 from offload.compute.builds import NEWEST_BUILD, OLDEST_BUILD, UNSAID_BUILD_SLACK_BYTES
 from offload.compute.facts import LayerFacts, ModelFacts, facts_of
-from offload.compute.graph import Graph, Node, Op, Outside, view
+from offload.compute.graph import Graph, Op, Outside, Source, view
 from offload.compute.inputs import F32, Inputs, add_embeddings, add_inputs, add_ngrams
 from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
 from offload.compute.schedule import assign_backends, split_graph
+from offload.compute.streams import mix_banked
 from offload.context import ContextOptions
 from offload.model import Model
 from offload.split import HOST, LayerSplit
@@ -28,6 +29,13 @@ _N_REPEATS: Final = 3
 
 _MANY_STREAMS: Final = frozenset(("deepseek4", "glm5-next", "hy_v4", "qwen4exp"))
 """Models whose layers read and write several residual streams."""
+
+_LOSES_STREAMS: Final = frozenset(("glm5-next",))
+"""Models whose last host layer adds its result on the card behind it.
+
+llama.cpp then does without that operation everywhere (`resolve_fused_ops`, src/llama-context.cpp,
+b11434); others call it `l_last`, which keeps it where the layer is.
+"""
 
 _SCALED_EMBEDDINGS: Final = frozenset(
     "afmoe gemma gemma2 gemma3 gemma4 granite granitemoe granitehybrid grok hrm_text minicpm"
@@ -90,7 +98,8 @@ def estimate_compute(
     sizes = facts.sizes.get(key)
     if sizes is None:
         problem = _Problem(facts, options, split, host_tensors, layers, n_outputs, machine)
-        if options.flash_attn_auto and HOST in split.owners and _drops_flash_attn(problem):
+        may_drop = HOST in split.owners or not options.offload_kqv
+        if options.flash_attn_auto and may_drop and _drops_flash_attn(problem):
             problem = replace(problem, options=replace(options, flash_attn=False))
         stages = offloading is not None and bool(host_tensors or HOST in split.owners)
         sizes = facts.sizes[key] = _sizes(problem, stages=stages)
@@ -187,7 +196,12 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     n_outputs = min(n_tokens, problem.n_outputs)
     n_tokens = -(-n_tokens // n_seqs) * n_seqs
     x = add_embeddings(graph, facts, build, n_tokens)
-    inputs = add_inputs(graph, facts, options, build, n_tokens, n_outputs)
+    fuses_streams = (
+        facts.arch not in _LOSES_STREAMS or HOST not in split.owners or split.output_owner == HOST
+    )
+    inputs = add_inputs(
+        graph, facts, options, build, n_tokens, n_outputs, fuses_streams=fuses_streams
+    )
     if facts.arch == "qwen4exp":
         add_ngrams(graph, facts, inputs)
     if facts.arch in _MANY_STREAMS:
@@ -213,11 +227,14 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
     _add_output(graph, facts, inputs, x, host if owner == HOST else owner)
 
 
-def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Node, backend: int) -> None:
+def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Source, backend: int) -> None:
     weights = facts.weights
     rows = inputs.n_outputs
     head = weights.get("output") or weights["token_embd"]
     norm = weights.get("output_norm")
+    if facts.layers and "output_res_score" in weights:
+        last = replace(facts.layers[-1], weights=weights)
+        x = mix_banked(Builder(graph, inputs, facts, last, backend, {}), x, "output_res_score")
     takes_rows = facts.arch in OUTPUTS_AFTER_LAYERS
     n_bytes = facts.hp.n_embd * rows * F32
     if takes_rows and facts.arch in _ROWS_BEFORE_NORM:

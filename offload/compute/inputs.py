@@ -59,6 +59,9 @@ class Inputs:
     state_copy: tuple[View, View]
     """Which states the batch's sequences, and the others, continue from."""
     caches: dict[str, CacheInputs]
+    fuses_streams: bool
+    """Streams are added to in one operation (`resolve_fused_ops`, src/llama-context.cpp)."""
+
     named: dict[str, Outside]
     """Inputs that only some models have, made when they are first read."""
 
@@ -83,6 +86,8 @@ def add_inputs(
     build: int,
     n_tokens: int,
     n_outputs: int,
+    *,
+    fuses_streams: bool,
 ) -> Inputs:
     """Add the graph inputs of a batch of `n_tokens`, all but those of the embeddings."""
     n_pos = 4 if facts.arch in _MROPE else 1
@@ -108,6 +113,7 @@ def add_inputs(
         out_ids=graph.input(n_outputs * I32),
         state_copy=(view(states), view(states, 0)),
         caches=caches,
+        fuses_streams=fuses_streams,
         named={},
         shared=[],
     )
