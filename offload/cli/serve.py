@@ -130,7 +130,8 @@ class _Screen:
         done, total = progress.done_bytes / 1e9, progress.total_bytes / 1e9
         rate = f", {progress.bytes_per_s / 1e6:.0f} MB/s" if progress.bytes_per_s else ""
         self._progress(
-            progress.percent, f"loading: {progress.percent} %, {done:.1f} of {total:.1f} GB{rate}"
+            progress.percent,
+            f"loading: {progress.percent} % read, {done:.1f} of {total:.1f} GB{rate}",
         )
 
     def reading(self, n_read: int, n_sent: int) -> None:

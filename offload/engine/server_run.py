@@ -5,7 +5,6 @@ What the end means and what comes next is not decided here: see offload/engine/s
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ class ServerRun:
                 return
 
     def _record(self, result: CanaryResult) -> None:
-        with contextlib.suppress(OSError):
+        try:
             record_growth(
                 self._plan,
                 result.growth_bytes,
@@ -136,6 +135,8 @@ class ServerRun:
                 survived=result.survived,
                 path=self._options.state_file,
             )
+        except OSError as error:
+            self._voice.say(f"the canary could not be recorded: {error.strerror}")
 
 
 def tell_canary(result: CanaryResult, plan: Plan, voice: Voice) -> None:

@@ -102,9 +102,9 @@ class Serving:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal, wait, and see that nothing is left; the exit code."""
+        """Send a signal to all of its group, as a terminal does; wait until all are gone."""
         family = self.family()
-        self.process.send_signal(number)
+        os.killpg(self.process.pid, number)
         code = self.process.wait(WAIT_S)
         assert_gone(family)
         return code
@@ -135,7 +135,12 @@ def serving(folder: Path, *args: str, env: dict[str, str] | None = None) -> Iter
     environment["PYTHONPATH"] = os.getcwd()
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
         )
     try:
         yield Serving(process, folder)

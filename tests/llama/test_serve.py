@@ -91,7 +91,7 @@ def test_a_model_is_planned_and_served_with_more_flags(
         assert command[command.index("--host") + 1] == "127.0.0.1"
         assert run.complete()["model"]
         assert run.end() == 0
-    assert "offload: loading: 100 %" in run.err
+    assert "offload: loading: 100 % read" in run.err
 
 
 def test_the_canary_reads_a_whole_context_and_is_remembered(

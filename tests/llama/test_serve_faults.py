@@ -21,7 +21,7 @@ import pytest
 from offload.device import parse_device
 from offload.engine.ports import Port, is_listening, reserved_ports
 from offload.engine.process import started
-from offload.engine.readiness import Patience
+from offload.engine.readiness import LoadProgress, Patience
 from offload.engine.serve import ServeOptions, StopRequest, Voice, serve
 from offload.engine.server_command import find_program
 from offload.engine.supervise import Policy
@@ -119,14 +119,23 @@ def flags(rpc: str, vram: str = "400MiB") -> list[str]:
 # ---- out of memory
 
 
+@pytest.mark.parametrize("saved", [False, True])
 def test_a_card_with_less_memory_than_thought_gets_another_plan(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, saved: bool
 ) -> None:
-    """The second card can allocate 16 MiB, not the 40 it was said to: it is relieved."""
+    """The second card can allocate 16 MiB, not the 40 it was said to: it is relieved.
+
+    A saved plan fixes every place; it is the request in it that is planned again.
+    """
     with virtual_cards(2) as cards:
         limit_growth(cards[1].pid, 16 * MIB)
-        rpc = ",".join(card.endpoint for card in cards)
-        with serving(tmp_path, str(model), *flags(rpc, "40MiB")) as run:
+        target = [str(model), *flags(",".join(card.endpoint for card in cards), "40MiB")]
+        if saved:
+            argv = [sys.executable, "-m", "offload", "plan", *target, "-o", "json"]
+            done = subprocess.run(argv, capture_output=True, timeout=WAIT_S, check=True)
+            (tmp_path / "plan.json").write_bytes(done.stdout)
+            target = [str(tmp_path / "plan.json")]
+        with serving(tmp_path, *target) as run:
             run.wait_ready()
             assert run.complete()["tokens_predicted"] == 4
             command = run.server().cmdline()
@@ -162,6 +171,19 @@ def test_an_honest_end_when_no_plan_helps(model: Path, tmp_path: Path) -> None:
     last = run.err.splitlines()[-1]
     assert last.startswith("offload: RPC1 was refused")
     assert run.out == ""
+
+
+def test_when_the_user_wants_what_cannot_be(model: Path, tmp_path: Path) -> None:
+    """All experts on the cards, and a card without room for them: no other plan is tried."""
+    with virtual_cards(2) as cards:
+        limit_growth(cards[1].pid, 4 * MIB)
+        rpc = ",".join(card.endpoint for card in cards)
+        args = [*flags(rpc, "26MiB"), "--strategy", "none"]
+        with serving(tmp_path, str(model), *args) as run:
+            assert run.exit_code() == 2
+    last = run.err.splitlines()[-1]
+    assert "RPC1 was refused" in last and "no plan helps: " in last
+    assert "planned again" not in run.err
 
 
 def test_a_long_prompt_that_breaks_a_card_gets_another_plan(
@@ -255,6 +277,43 @@ def test_a_card_killed_while_generating_and_back_again(
         run.wait_said("serving again at")
         assert run.complete()["content"] == before
         assert run.end() == 0
+
+
+def test_a_card_that_freezes_while_loading(
+    large: Path, two_cards: list[Card], tmp_path: Path
+) -> None:
+    """No byte comes through and nothing is said: the server is ended, and once more started."""
+    cards = [parse_device(f"RPC{i}[{c.port.endpoint}]:900MiB") for i, c in enumerate(two_cards)]
+    options = PlanOptions(n_ctx=512, margin_bytes=(MIB,))
+    plan = make_plan(make_model(read_header(large)), cards, options)
+    frozen = psutil.Process(two_cards[1].pid)
+    said: list[str] = []
+    stop = StopRequest()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "no sign of life" in text:
+            # woken up it would die of writing to a client that is gone
+            two_cards[1].kill()
+            two_cards[1].start()
+
+    def loading(progress: LoadProgress | None) -> None:
+        if progress is not None and progress.percent > 5 and len(said) == 1:
+            frozen.suspend()
+
+    settings = ServeOptions(
+        program=find_program(),
+        port=0,
+        log=tmp_path / "log",
+        patience=Patience(quiet_min_s=3, share=0),
+    )
+    watchdog = threading.Timer(WAIT_S, stop.stop.set)
+    watchdog.start()
+    voice = Voice(say=say, loading=loading, ready=lambda _: stop.stop.set())
+    outcome = serve(plan, request_of_plan(plan), settings, stop, voice)
+    watchdog.cancel()
+    assert outcome.was_ready and outcome.error is None
+    assert ["no sign of life" in text for text in said] == [False, True]
 
 
 # ---- the log, the port, the program

@@ -40,14 +40,34 @@ def test_lines_of_the_log_are_signs_of_life() -> None:
     assert not watch.is_hung(35)
 
 
-def test_a_busy_silence_may_last_ten_times_as_long() -> None:
-    """Shaders are compiled without a word; a process that sleeps is not excused."""
+def test_a_process_that_works_in_silence_may_take_ten_times_as_long() -> None:
+    """Weights on their way to a card, shaders; one that sleeps is not excused."""
     busy, idle = LoadWatch(GB, 0, PATIENCE), LoadWatch(GB, 0, PATIENCE)
-    busy.see(100, done_bytes=0, n_lines=0, cpu_s=90)
-    idle.see(100, done_bytes=0, n_lines=0, cpu_s=1)
-    assert not busy.is_hung(100)
-    assert idle.is_hung(100)
+    for second in range(0, 150, 3):
+        busy.see(second, done_bytes=0, n_lines=0, cpu_s=0.2 * second)
+        idle.see(second, done_bytes=0, n_lines=0, cpu_s=0.002 * second)
+        assert not busy.is_hung(second)
+    assert idle.is_hung(16)
     assert busy.is_hung(151)
+
+
+def test_work_that_stops_is_noticed_from_then_on() -> None:
+    """A pause after a long silent work is not held against it, only a long one."""
+    watch = LoadWatch(GB, 0, PATIENCE)
+    for second in range(0, 100, 3):
+        watch.see(second, done_bytes=0, n_lines=0, cpu_s=0.2 * second)
+    watch.see(112, done_bytes=0, n_lines=0, cpu_s=0.2 * 99 + 0.02)
+    assert not watch.is_hung(112)
+    assert watch.is_hung(99 + 16)
+
+
+def test_once_all_is_read_the_way_to_the_cards_may_be_slow() -> None:
+    """A file that lay in memory was read in a second; sending it over a network takes longer."""
+    watch = LoadWatch(10 * GB, 0, PATIENCE)
+    watch.see(1, done_bytes=9 * GB, n_lines=0, cpu_s=0)
+    assert watch.quiet_max_s() < 11
+    watch.see(2, done_bytes=10 * GB, n_lines=0, cpu_s=0)
+    assert watch.quiet_max_s() == 60
 
 
 def test_progress_is_bounded_and_never_goes_back() -> None:
