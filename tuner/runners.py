@@ -219,6 +219,8 @@ def _timings(session: Session, test: Timed, n_vocab: int, n_repetitions: int) ->
                 session.generate(tokens[: test.n_depth], n_predict=1)
             depth = test.n_depth + test.n_prompt
             said = session.generate(tokens[:depth], n_predict=1, cache_prompt=bool(test.n_depth))
+            if said.n_reused != test.n_depth:
+                raise LlamaCppError("this model forgets its context, so depths cannot be timed")
             seconds = said.prompt_s
         else:
             # the first token comes with the prompt, so one more makes n_gen timed ones

@@ -18,8 +18,9 @@ from offload.engine.binaries import find_binary
 from tests.cli.test_plan_command import offload
 from tests.missing import missing
 from tuner.bench import run_sweep, virtual_devices
+from tuner.cells import Bench, Cell, Timed
 from tuner.profile import read_profile
-from tuner.runners import InProcess, LlamaBench
+from tuner.runners import InProcess, LlamaBench, timed_of
 from tuner.store import SampleLog, read_samples
 from tuner.subject import own_model
 from tuner.synth import write_random
@@ -85,6 +86,21 @@ def test_in_process_where_there_is_no_llama_bench(tiny_moe: Path, tmp_path: Path
     for sample in sweep.samples:
         assert len(sample["samples_ns"]) == 3 and min(sample["samples_ns"]) > 0
         assert sample["avg_ts"] > 0
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen3next", "gemma4"])
+def test_depths_in_process(arch: str, tmp_path: Path) -> None:
+    """Attention, windows and recurrent states all keep what fills the context.
+
+    A run whose context was read again, and so timed, is an error.
+    """
+    path = write_random(tmp_path / "m.gguf", arch=arch, n_layer=4)
+    tests = (Timed(n_prompt=16, n_depth=300), Timed(n_gen=4, n_depth=300))
+    cell = Cell(label="deep", counts=(), host_layers=(), n_ubatch=128, tests=tests)
+    with own_model(str(path), 1 << 40) as subject:
+        records = list(InProcess().run(Bench(model=subject.model, devices=()), cell, 2))
+    assert [timed_of(cell, record) for record in records] == list(tests)
+    assert all(len(record["samples_ns"]) == 2 for record in records)
 
 
 def test_both_ways_use_the_same_words(tiny_moe: Path, llama_bench: Path, tmp_path: Path) -> None:
