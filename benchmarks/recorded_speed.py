@@ -50,10 +50,10 @@ REASONS: Final = {
     ("r9700-gemma-rocm", "prefill"): "0.9 s for each batch whatever its size, which the prior"
     " holds to be unlikely: a straight line through the ends is better here",
     ("rdna2-q30-ncmoe", "prefill"): "the end at 18 host layers was slower than at 20 and 24"
-    " (350 against 393 and 361 tok/s): hardly any memory was left on the card",
+    " (350 against 393 and 361 tok/s), probably for want of memory on the card",
     ("3090-gptoss", "prefill"): "favourite experts: see -ub below",
-    ("cpu-q235-q6k", "decode"): "attention on the processor over a cache that outgrows its own"
-    " caches; the prior for it is off by far",
+    ("cpu-q235-q6k", "decode"): "attention on the processor, which slows down out of proportion"
+    " with depth; the prior for it is off by far",
     ("2x3090-q235-q6k", "decode"): "the level at depth 0 is out of line with one card's (17.1"
     " against 12.2 tok/s, at depth 8192 10.4 against 9.9)",
     ("gb10-q235-q2k", "prefill"): "nodes added, which overlap: no term for that",
