@@ -29,7 +29,7 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PROGRAM: Final = re.compile(r"(ik[_-])?llama[-.]|llama$|server$|main$", re.ASCII)
 _SUBCOMMANDS: Final = frozenset(("server", "serve", "cli", "run", "bench", "completion"))
 _NUMBER: Final = re.compile(r"-\d")
-_CONTINUED: Final = ("", "\\", "^", "`")
+_CONTINUED: Final = ("\\", "^", "`")
 """What is left of a line continuation of a POSIX shell, cmd or PowerShell."""
 _FINE_FOR_IK: Final = frozenset(("removed-flag", "flash-attn-without-value"))
 _ADDITIVE: Final = frozenset(("-ot", "--spec-type", "--lora", "--override-kv", "-otd", "-mm"))
@@ -89,7 +89,7 @@ def split_words(words: Sequence[str]) -> tuple[str, ...]:
     words = tuple(word for word in words if word.strip() not in _CONTINUED)
     if words and words[0].startswith("ExecStart="):
         words = (words[0].removeprefix("ExecStart="), *words[1:])  # from a systemd unit
-    if not words:
+    if not any(words):
         raise UsageError("no command to lint; write it behind --: offload lint -- llama-server …")
     return words
 
@@ -241,17 +241,30 @@ class _Reader:
 
     def _removed(self, spelling: str) -> Setting:
         values: tuple[str, ...] = ()
+        if self.kind is Program.BENCH and spelling in ("-mmp", "--mmap"):
+            return self._bench_mmap(spelling)
         if " N" in REMOVED[spelling]:
             values = self.words[self.at : self.at + 1]
             self.at += len(values)
         instead = REMOVED[spelling].replace(" N", " " + (values[0] if values else "N"))
+        self._tell_removed(spelling, instead)
+        return Setting(name=spelling, spelling=spelling, values=values)
+
+    def _tell_removed(self, spelling: str, instead: str) -> None:
         text = f"{spelling}: builds as new as b11434 refuse it ('invalid argument')"
         if self.known is None:
             self.findings.append(warning("removed-flag", text, instead))
         elif spelling not in self.known:
             text = f"{spelling}: this build refuses it ('invalid argument')"
             self.findings.append(error("removed-flag", text, instead))
-        return Setting(name=spelling, spelling=spelling, values=values)
+
+    def _bench_mmap(self, spelling: str) -> Setting:
+        """Older builds of llama-bench said `-mmp 0` for `-lm none`."""
+        values = self.words[self.at : self.at + 1]
+        self.at += len(values)
+        is_mapped = values[:1] != ("0",)
+        self._tell_removed(spelling, f"-lm {'mmap' if is_mapped else 'none'}")
+        return Setting(name="--mmap" if is_mapped else "--no-mmap", spelling=spelling)
 
     def _with_equals(self, flag: str, value: str) -> Setting:
         self.findings.append(

@@ -230,6 +230,8 @@ def _assembled(case: Case, plan: Plan, build: Build) -> tuple[str, ...]:
             argv = emit_server_args(launch, program, build=build)
     except OffloadError:
         return ()
+    if case.settings.model_path is None:
+        argv = (argv[0], *argv[3:])  # a repository or nothing stands for -m
     kept = list(_kept(command.settings, command.is_ik))
     n_prompt, n_ubatch = case.settings.n_prompt, launch.n_ubatch
     if command.kind is Program.BENCH and n_prompt and n_prompt < n_ubatch:

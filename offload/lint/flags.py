@@ -138,6 +138,7 @@ _IK_1: Final = (
 REMOVED: Final = {
     "--no-mmap": "--load-mode none",
     "--mmap": "--load-mode mmap",
+    "-mmp": "--load-mode mmap",
     "--mlock": "--load-mode mlock",
     "-dio": "--load-mode dio",
     "--direct-io": "--load-mode dio",

@@ -161,7 +161,8 @@ def _extent(case: Case, match: Match, *, misspelt: bool) -> Iterator[Finding]:
         return
     yield from _too_many_layers(case, match, loaded)
     yield from _merged_experts(case, match)
-    yield from _too_many_roles(match, [tensors[name] for name in match.taken & loaded])
+    taken = [tensors[name] for name in match.taken & loaded]
+    yield from _too_many_roles(match, taken, case.model.n_layer)
 
 
 def _merged_experts(case: Case, match: Match) -> Iterator[Finding]:
@@ -203,7 +204,7 @@ def _too_many_layers(case: Case, match: Match, loaded: set[str]) -> Iterator[Fin
         )
 
 
-def _too_many_roles(match: Match, tensors: list[Tensor]) -> Iterator[Finding]:
+def _too_many_roles(match: Match, tensors: list[Tensor], n_layer: int) -> Iterator[Finding]:
     """Experts were meant, and what every token needs goes with them."""
     roles = Counter(t.role for t in tensors)
     extra = [role for role in _UNINTENDED if roles[role]]
@@ -213,7 +214,7 @@ def _too_many_roles(match: Match, tensors: list[Tensor]) -> Iterator[Finding]:
     example = next(t.name for t in tensors if t.role in extra)
     kinds = ", ".join(f"{roles[role]} {_ROLE_NAMES[role]}" for role in extra)
     layers = sorted({t.il for t in tensors if t.role is Role.EXPERT and t.il is not None})
-    number = "[0-9]+" if len(layers) > 40 else "(" + "|".join(map(str, layers)) + ")"
+    number = layer_regex(layers, [il for il in range(n_layer) if il not in set(layers)])
     yield warning(
         "rule-matches-too-much",
         f"{match.rule.text}: besides experts it takes {kinds} ({format_mib(n_bytes)}, e.g."

@@ -26,7 +26,7 @@ def test_a_command_is_one_text_or_many_words() -> None:
     words = ["llama-server", "-m", "a b.gguf", "-ngl", "99"]
     assert parse_command([text]) == parse_command(words)
     assert split_words([text]) == tuple(words)
-    for nothing in ([], [""], [" \\ "]):
+    for nothing in ([], [""], ["\\"]):
         with pytest.raises(UsageError, match="no command"):
             parse_command(nothing)
     with pytest.raises(UsageError, match="split into words"):
@@ -141,6 +141,21 @@ def test_rules_are_kept_in_the_order_of_the_command() -> None:
     assert [rule.flag for rule in rules] == ["-ncffn", "-ot", "-ot", "-ncmoe", "-ncmoe", "-cmoe"]
     assert rules[0].pattern == r"blk\.0\.ffn_(up|down|gate)\."
     assert rules[4].pattern == r"blk\.1\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+def test_older_llama_bench_had_mmap_as_a_number() -> None:
+    """`-mmp 0` is a removed flag with a value, and means `-lm none`."""
+    command = parse_command(["llama-bench -m x -mmp 0 -ngl 9"])
+    assert _codes(command) == {"removed-flag"}
+    assert command.findings[0].fix == "-lm none"
+    assert read_settings(command).load_mode == "none"
+    assert read_settings(command).n_gpu_layers == 9
+
+
+def test_empty_values_are_values() -> None:
+    """An empty word may be what a flag is set to."""
+    command = parse_command(["llama-server", "--cpu-mask", "", "-m", "x"])
+    assert not command.findings and command.of("-m")[0].values == ("x",)
 
 
 def test_ik_llama_cpp_is_recognised_by_its_flags() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from offload.emit import make_launch
+from offload.emit.ik import ik_shares
 from offload.lint import Finding, LintReport, Machine, lint, parse_command
 from offload.split import HOST
 from offload.units import GIB, MIB
@@ -168,18 +170,23 @@ def test_the_mtp_block_takes_a_unit() -> None:
 
 
 def test_ik_llama_cpp_shares_bytes_out() -> None:
-    """The same `-ts` gives other layers there, and the corrected command says bytes too."""
-    flags = "-m m -ngl 99 -ts 1,2 -c 8192"
-    plain = lint_example(f"llama-server {flags}", "deepseek-v2-lite", "CUDA0:8GiB CUDA1:15GiB")
-    forked = lint_example(
-        f"llama-server {flags} -fmoe", "deepseek-v2-lite", "CUDA0:8GiB CUDA1:15GiB"
-    )
-    assert plain.plan is not None and forked.plan is not None
-    sizes = [t.n_bytes for t in example_model("deepseek-v2-lite").tensors if t.home == "layer"]
-    share = forked.plan.memory.devices[0].model_bytes / sum(sizes)
-    assert abs(share - 1 / 3) < 0.03
-    assert plain.plan.split.counts(2) == (10, 18)
-    assert "-fmoe" in forked.fixed_argv and "--load-mode" not in forked.fixed_argv
+    """The bytes that our emitter writes for given layers are read as those layers again."""
+    shape, cards = "glm-4.5-air", "CUDA0:79GiB CUDA1:79GiB"
+    n_different = 0
+    for counts in ((2, 46), (24, 24), (45, 3), (16, 32)):
+        shares = ",".join(map(str, counts))
+        base = "llama-server -m m -ngl 99 -c 8192"
+        plain = lint_example(f"{base} -ts {shares}", shape, cards).plan
+        assert plain is not None and plain.split.counts(2) == counts
+        as_bytes = ik_shares(make_launch(plain).layer_bytes, counts)
+        text = ",".join(map(str, as_bytes))
+        forked = lint_example(f"{base} -ts {text} -fmoe", shape, cards)
+        assert forked.plan is not None and forked.plan.split.counts(2) == counts
+        assert "--load-mode" not in forked.fixed_argv and "-fmoe" in forked.fixed_argv
+        as_layers = lint_example(f"{base} -ts {shares} -fmoe", shape, cards).plan
+        assert as_layers is not None
+        n_different += as_layers.split != plain.split
+    assert n_different
 
 
 def test_nothing_fits_is_no_command() -> None:
@@ -234,6 +241,14 @@ def test_usual_patterns_are_not_found_fault_with() -> None:
             "CUDA0:31GiB",
         )  # fmt: skip
         assert not about_rules & codes(report), pattern
+
+
+def test_a_repository_stands_for_the_model() -> None:
+    """`-hf` is kept, and no `-m` is made up."""
+    report = lint_example("llama-server -hf some/model-GGUF:Q4 -ngl 99 -c 8192", SHAPE, CARDS)
+    assert report.has_errors
+    assert report.fixed_argv[:2] == ("llama-server", "-ngl")
+    assert report.fixed_argv[-2:] == ("-hf", "some/model-GGUF:Q4")
 
 
 def test_docker_and_other_wrappers_are_kept() -> None:
@@ -302,7 +317,8 @@ def test_shares_and_cards_are_counted() -> None:
     for shares, is_wrong in (("1", True), ("1,1", False), ("1,1,1", True), ("1,1,0", False)):
         report = lint_example(f"{base} {shares}", "qwen3.5-35b-a3b", cards)
         assert ("tensor-split-length" in codes(report)) == is_wrong, shares
-    assert _one(lint_example(f"{base} 1", "qwen3.5-35b-a3b", cards), "card-without-layers")
+    empty = lint_example(f"{base} 1", "qwen3.5-35b-a3b", cards)
+    assert "CUDA1" in _one(empty, "card-without-layers").text
 
 
 def test_one_failure_is_told_once() -> None:
