@@ -153,11 +153,16 @@ def _first_card_only(case: Case, plan: Plan) -> Iterator[Finding]:
             f"{relieved[i]} of the {own[i]} layers of {other.name}"
             for i, other in enumerate(plan.devices)
         )
+        newer = (
+            " (ik_llama.cpp since March 2026 spreads N over the cards by itself)"
+            if case.settings.is_ik
+            else ""
+        )
         yield warning(
             "ncmoe-relieves-first-card-only",
             f"-ncmoe {n} relieves the first layers of the model, not of each card: experts of"
             f" {shares} are on the host. {card.name} begins at layer {first}, so what it asks for"
-            f" does not move until N is above {first}",
+            f" does not move until N is above {first}{newer}",
             "spread the relief over each card's own layers (see card-over-budget)",
         )
         return
