@@ -14,6 +14,7 @@ from offload.cli.flags import PlanFlags, PlanOrModel, Report, ReportOption
 if TYPE_CHECKING:
     from offload.engine.session import LoadProgress, Session
     from offload.engine.stream import Stream
+    from offload.plan import Plan
 
 _EXIT_INTERRUPTED = 130
 
@@ -53,7 +54,6 @@ def generate(
     output: ReportOption = Report.TABLE,
 ) -> int:
     """Load a plan with llama-cpp-python and go on from a prompt; timings go to stderr."""
-    from offload.engine.session import load
     from offload.engine.stream import Sampling
     from offload.engine.summary import run_to_json
 
@@ -65,7 +65,7 @@ def generate(
         sys.stdout.reconfigure(errors="replace")  # a model may write what no locale has
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     is_text = output is Report.TABLE
-    with load(plan, virtual=virtual, n_threads=n_threads, on_progress=_show_progress) as session:
+    with _load(plan, virtual=virtual, n_threads=n_threads) as session:
         if chat:
             prompt = session.chat_prompt([{"role": "user", "content": prompt}])
         stream = session.stream(prompt, n_predict=n_predict, sampling=sampling, stop=stop or ())
@@ -120,12 +120,26 @@ def _tell(session: Session, stream: Stream) -> None:
         notify(line)
 
 
+def _load(plan: Plan, *, virtual: bool, n_threads: int | None) -> Session:
+    """The loaded plan; on a terminal one line says how far loading is, until it is done."""
+    from offload.engine.session import load
+
+    is_seen = sys.stderr is not None and sys.stderr.isatty()
+    try:
+        return load(
+            plan,
+            virtual=virtual,
+            n_threads=n_threads,
+            on_progress=_show_progress if is_seen else None,
+        )
+    finally:
+        if is_seen:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
 def _show_progress(progress: LoadProgress) -> None:
-    """One line that is written over, on a terminal only."""
     from offload.engine.summary import render_progress
 
-    if sys.stderr is None or not sys.stderr.isatty():
-        return
-    is_last = progress.n_bytes == progress.total_bytes
-    sys.stderr.write(f"\roffload: {render_progress(progress)}\x1b[K" + "\n" * is_last)
+    sys.stderr.write(f"\roffload: {render_progress(progress)}\x1b[K")
     sys.stderr.flush()

@@ -119,7 +119,8 @@ def _reporter(reply: Callable[[Any], None]) -> Callable[[float], None]:
     def report(fraction: float) -> None:
         nonlocal told, told_s
         now_s = time.perf_counter()
-        if fraction - told >= _PROGRESS_STEP or now_s - told_s >= _PROGRESS_EVERY_S:
+        is_due = fraction - told >= _PROGRESS_STEP or now_s - told_s >= _PROGRESS_EVERY_S
+        if is_due or fraction >= 1.0 > told:
             told, told_s = fraction, now_s
             reply({"progress": fraction})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -147,6 +148,40 @@ def test_nobody_reads_any_more(small_moe: Path) -> None:
         process.stdout.close()
         assert process.wait(30) == 0
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_progress_on_a_terminal(small_moe: Path) -> None:
+    """Where stderr is a terminal a line tells how far loading is, and is gone at its end."""
+    master, terminal = pty.openpty()
+    try:
+        args = ("generate", small_moe, "--gpus", "0", "-c", "256", "-p", "Hi", "-n", "1")
+        subprocess.run(
+            command(*args), stdout=subprocess.DEVNULL, stderr=terminal, timeout=60, check=True
+        )
+        shown = os.read(master, 1 << 16).decode()
+    finally:
+        os.close(master)
+        os.close(terminal)
+    lines, _, rest = shown.rpartition("\r\x1b[K")
+    assert "offload: loading 0.0 of 0.0 GiB" in lines
+    assert "loading" not in rest and "prompt eval" in rest
+
+
+def test_what_a_model_says_does_not_drive_the_terminal() -> None:
+    """Control characters are shown as such on a terminal; line ends stay."""
+    code = (
+        "import sys; from offload.cli.generate import _harmless;"
+        "print(_harmless('a\\x1b[31m\\nb\\tc'), end='')"
+    )
+    master, terminal = pty.openpty()
+    try:
+        subprocess.run([sys.executable, "-c", code], stdout=terminal, timeout=60, check=True)
+        assert os.read(master, 100) == b"a\\x1b[31m\r\nb\tc"
+    finally:
+        os.close(master)
+        os.close(terminal)
+    piped = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert piped.stdout == b"a\x1b[31m\nb\tc"
 
 
 @contextmanager
