@@ -23,7 +23,7 @@ from offload.machine import Host
 from offload.model import Model, make_model
 from offload.placement import Placement
 from offload.split import HOST, split_layers
-from tuner.shapes import SHAPES
+from tuner.shapes import SHAPES, Shape
 from tuner.shapes.metadata import make_metadata
 from tuner.shapes.recipes import choose_types
 from tuner.shapes.tensors import make_tensors
@@ -46,7 +46,11 @@ def load() -> Json:
 @cache
 def model_of(shape_name: str, recipe: str) -> Model:
     """The model of a catalogue shape, quantised by one of llama-quantize's recipes."""
-    shape = SHAPES[shape_name]
+    return model_of_shape(SHAPES[shape_name], recipe)
+
+
+def model_of_shape(shape: Shape, recipe: str) -> Model:
+    """The model of any shape, as a header without a file gives it."""
     tensors = make_tensors(shape)
     types = choose_types(shape, tensors, recipe)
     infos = tuple(
@@ -63,7 +67,7 @@ def model_of(shape_name: str, recipe: str) -> Model:
             data_offset_bytes=0,
             file_bytes=0,
             n_files=1,
-            path=shape_name,
+            path=shape.name,
         )
     )
 

@@ -55,10 +55,15 @@ class Forecast(NamedTuple):
 
 
 def make_forecast(
-    plan: Plan, host: Host, measured: Measured | None = None, *, n_depth: int = 0
+    plan: Plan,
+    host: Host,
+    measured: Measured | None = None,
+    *,
+    n_depth: int = 0,
+    routing_skew: float = ROUTING_SKEW,
 ) -> Forecast | None:
     """Predict `plan` on `host`; None where a phase has nothing to be predicted from."""
-    decode, prefill = plan_work(plan, n_depth=n_depth)
+    decode, prefill = plan_work(plan, n_depth=n_depth, routing_skew=routing_skew)
     names = tuple(dict.fromkeys((*decode.amounts, *prefill.amounts)))
     known, source = _coefficients(names, plan, host, measured)
     decoded, prefilled = predict(decode, known), predict(prefill, known)
@@ -74,7 +79,13 @@ def make_forecast(
     )
 
 
-def plan_work(plan: Plan, *, n_depth: int = 0, n_prompt: int = N_PROMPT) -> tuple[Work, Work]:
+def plan_work(
+    plan: Plan,
+    *,
+    n_depth: int = 0,
+    n_prompt: int = N_PROMPT,
+    routing_skew: float = ROUTING_SKEW,
+) -> tuple[Work, Work]:
     """The work of one token and of a prompt, with the plan's own placement and options.
 
     Host weights are pinned, mapped or repacked as `make_cpu_buft_list` (src/llama-model.cpp)
@@ -103,7 +114,7 @@ def plan_work(plan: Plan, *, n_depth: int = 0, n_prompt: int = N_PROMPT) -> tupl
         op_offload=options.op_offload,
         host_is_repacked=not pinned,
         host_is_mapped=mapped,
-        routing_skew=ROUTING_SKEW,
+        routing_skew=routing_skew,
     )
     return decode, prefill
 

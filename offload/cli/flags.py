@@ -320,19 +320,13 @@ def measured_speeds(plan: Plan, profile: str | None) -> Measured | None:
     import os
     from pathlib import Path
 
-    from offload.forecast import Measured
-    from tuner.profile import match_cards, newest_profile, profiles_dir, read_profile
+    from tuner.extrapolate import measured_for
+    from tuner.profile import newest_profile, profiles_dir, read_profile
 
     if profile is not None:
-        found = read_profile(Path(profile))
-    else:
-        newest = newest_profile(plan.devices, profiles_dir(os.environ))
-        if newest is None:
-            return None
-        found = newest
-    return Measured(
-        coefficients=found.coefficients, device_of=match_cards(found.hardware, plan.devices)
-    )
+        return measured_for(read_profile(Path(profile)), plan.devices)
+    newest = newest_profile(plan.devices, profiles_dir(os.environ))
+    return None if newest is None else measured_for(newest, plan.devices)
 
 
 def parse_sizes(text: str, what: str) -> tuple[int, ...]:
