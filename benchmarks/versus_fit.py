@@ -5,7 +5,7 @@ Real shapes on realistic machines, equal budgets: both get the same cards
 margin. Each answer is checked by a dry run of llama.cpp first, since an answer
 that does not fit leaves nothing to compare. `llama-fit-params` counts logits of
 a whole ubatch on the output's card where llama-server keeps one row per slot;
-its margin there is lowered by the difference.
+its margin there is lowered by the difference (offload/engine/fit_choice.py).
 
     python -m benchmarks.versus_fit --fit-params PATH [--shape NAME ...]
 
@@ -16,24 +16,23 @@ each fits, the ratio; then how often ours leaves at most 1 % more.
 from __future__ import annotations
 
 import argparse
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from offload.contenders import fit_contender
 from offload.device import Device, parse_device
+from offload.engine.fit_choice import ask_fit
 from offload.engine.verify import verify_plan
-from offload.engine.virtual_cards import VirtualCard, virtual_cards
-from offload.errors import OffloadError
+from offload.engine.virtual_cards import virtual_cards
+from offload.errors import LlamaCppError, OffloadError
 from offload.model import Model, make_model
-from offload.options import PlanOptions, Strategy
+from offload.options import PlanOptions
 from offload.plan import Plan, make_plan
 from offload.render.text import render_columns
-from offload.rules import parse_overrides
 from offload.source import read_header
 from offload.split import HOST
 from offload.units import GIB, MIB
@@ -103,43 +102,15 @@ def ours(model: Model, cards: Sequence[Device], endpoints: Sequence[str]) -> Ans
     return judge(plan, endpoints, "" if plan.feasible else "planned as not fitting")
 
 
-def fit_arguments(
-    program: Path, model: Model, served: Sequence[VirtualCard], split_outputs: int
-) -> list[str] | str:
-    """What `--fit` chooses, or its last words."""
-    margins = [MARGIN_BYTES // MIB] * len(served)
-    margins[-1] -= split_outputs // MIB
-    argv = [
-        str(program), "-m", model.path, "--rpc", ",".join(c.endpoint for c in served),
-        "-c", str(OPTIONS.n_ctx), "-ub", str(OPTIONS.n_ubatch), "-np", "1",
-        "-fitt", ",".join(map(str, margins)),
-    ]  # fmt: skip
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return (done.stderr.strip().splitlines() or ["said nothing"])[-1]
-    return shlex.split(lines[-1])
-
-
 def by_fit(
-    program: Path, model: Model, cards: Sequence[Device], served: Sequence[VirtualCard]
+    program: Path, model: Model, cards: Sequence[Device], endpoints: Sequence[str]
 ) -> Answer:
     """llama.cpp's own answer, laid out as a plan so that the same judge prices it."""
-    logits = (OPTIONS.n_ubatch - 1) * model.n_vocab * 4
-    found = fit_arguments(program, model, served, logits)
-    if isinstance(found, str):
-        return Answer(host_expert_bytes=0, verification=None, note=found)
-    values = dict(zip(found[::2], found[1::2], strict=True))
-    shares = values.get("-ts")
-    options = replace(
-        OPTIONS,
-        strategy=Strategy.NONE,
-        n_gpu_layers=int(values["-ngl"]),
-        tensor_split=tuple(map(float, shares.split(","))) if shares else None,
-        override_rules=parse_overrides(values["-ot"]) if "-ot" in values else (),
-    )
-    plan = make_plan(model, cards, options)
-    return judge(plan, [c.endpoint for c in served])
+    try:
+        found = ask_fit(make_plan(model, cards, OPTIONS), program)
+    except LlamaCppError as error:
+        return Answer(host_expert_bytes=0, verification=None, note=str(error))
+    return judge(fit_contender(model, cards, OPTIONS, found).plan, endpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +170,7 @@ def compare(program: Path, shapes: Sequence[str], folder: Path) -> Iterator[Row]
                     shape=shape,
                     machine=machine,
                     ours=ours(model, cards, endpoints),
-                    fit=by_fit(program, model, cards, served),
+                    fit=by_fit(program, model, cards, endpoints),
                 )
         path.unlink()
 

@@ -19,6 +19,7 @@ COMMANDS: Final = (
     "generate",
     "serve",
     "bench",
+    "compare",
 )
 
 

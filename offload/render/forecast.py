@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from offload.cost import PRIOR
@@ -37,14 +38,16 @@ def forecast_line(forecast: Forecast) -> str:
     """`speed  decode 46 t/s (31 to 69), prefill …`, and who says so."""
     data = forecast_to_json(forecast)
     assert data is not None
-    parts = [
-        f"{phase} {_rate(data[f'{phase}_t_s'])} t/s"
-        f" ({_rate(data[f'{phase}_low_t_s'])} to {_rate(data[f'{phase}_high_t_s'])})"
-        for phase in ("decode", "prefill")
-    ]
+    parts = [f"{phase} {rate_text(data, phase, unit=' t/s')}" for phase in ("decode", "prefill")]
     borrowed = sorted({name.rpartition(".")[2] for name in forecast.borrowed if ".read." in name})
     never = f"; types never measured: {', '.join(borrowed)}" if borrowed else ""
     return f"speed  {', '.join(parts)}; {_WHO[forecast.source]}{never}"
+
+
+def rate_text(prediction: Mapping[str, Any], phase: str, *, unit: str = "") -> str:
+    """`46 (31 to 69)` tokens per second of a `prediction` object's `phase`."""
+    value, low, high = (_rate(prediction[f"{phase}{end}_t_s"]) for end in ("", "_low", "_high"))
+    return f"{value}{unit} ({low} to {high})"
 
 
 def _rate(t_s: float) -> str:

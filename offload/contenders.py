@@ -1,0 +1,79 @@
+"""Which placements do people use for this model here, and what would each of them hold?
+
+The same request planned once per strategy and once per single card, all priced by the
+same referee; what llama.cpp's `--fit` chose joins them as a plan with nothing left to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from offload.device import Device
+from offload.model import Model
+from offload.options import PlanOptions, Strategy
+from offload.plan import Plan, make_plan
+from offload.rules import parse_overrides
+
+
+class Contender(NamedTuple):
+    """One placement and what it is called."""
+
+    name: str
+    plan: Plan
+
+
+class FitAnswer(NamedTuple):
+    """What `--fit` would set: `-ngl`, `-ts` and `-ot`, each as it prints them."""
+
+    n_gpu_layers: int
+    tensor_split: tuple[float, ...]
+    overrides: str
+
+
+def make_contenders(
+    model: Model,
+    devices: Sequence[Device],
+    options: PlanOptions,
+    *,
+    host_free_bytes: int | None = None,
+) -> Iterator[Contender]:
+    """Our spread first, then each strategy, then each card alone where there are several."""
+    has_experts = bool(model.expert_layers)
+    strategies = tuple(Strategy) if has_experts and devices else (options.strategy,)
+    for strategy in strategies:
+        plan = make_plan(
+            model, devices, replace(options, strategy=strategy), host_free_bytes=host_free_bytes
+        )
+        yield Contender(str(strategy), plan)
+    if len(devices) < 2 or options.tensor_split is not None or options.split_mode != "layer":
+        return
+    for i, device in enumerate(devices):
+        margins = options.margin_bytes
+        alone = replace(
+            options,
+            margin_bytes=(margins[i],) if len(margins) > 1 else margins,
+            device_names=(device.name,),
+        )
+        plan = make_plan(model, (device,), alone, host_free_bytes=host_free_bytes)
+        yield Contender(f"{device.name} alone", plan)
+
+
+def fit_contender(
+    model: Model,
+    devices: Sequence[Device],
+    options: PlanOptions,
+    answer: FitAnswer,
+    *,
+    host_free_bytes: int | None = None,
+) -> Contender:
+    """`--fit`'s choice priced by our referee."""
+    fixed = replace(
+        options,
+        strategy=Strategy.NONE,
+        n_gpu_layers=answer.n_gpu_layers,
+        tensor_split=answer.tensor_split or None,
+        override_rules=parse_overrides(answer.overrides) if answer.overrides else (),
+    )
+    return Contender("--fit", make_plan(model, devices, fixed, host_free_bytes=host_free_bytes))
