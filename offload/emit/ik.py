@@ -7,7 +7,8 @@ src/llama.cpp for the layers, src/llama-load-tensors.cpp for `-ncmoe`.
 What differs: `-ts` shares out bytes, not layers, so counts are turned into the
 bytes they stand for; `-ncmoe` there spreads over the cards by itself and is
 written as rules here; a partial `-ngl` leaves the output layer on the host and is
-refused; the load mode is `--no-mmap`/`--mlock`; there is no `-fit`, no unified or
+refused, as are RPC cards and another order of cards, which it mixes up; the load
+mode is `--no-mmap`/`--mlock`; there is no `-fit`, no unified or
 split KV cache, no `--swa-full` (every window is kept whole) and no `--no-host`.
 """
 
@@ -39,6 +40,7 @@ _LOAD_FLAGS: Final = {
 def emit_ik_args(launch: Launch, program: str = "llama-server") -> tuple[str, ...]:
     """The argv of ik_llama.cpp's llama-server; UsageError for what it cannot do."""
     check_partial_layers(launch, IK)
+    _check_cards(launch)
     if launch.no_host:
         raise UsageError("ik_llama.cpp has no --no-host; plan without it")
     if launch.load_mode not in _LOAD_FLAGS:
@@ -46,27 +48,27 @@ def emit_ik_args(launch: Launch, program: str = "llama-server") -> tuple[str, ..
     return (program, *(text for part in _parts(with_rules_only(launch)) for text in part))
 
 
-def ik_shares(layer_bytes: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
+def ik_shares(
+    layer_bytes: Sequence[int], counts: Sequence[int], card_bytes: int = 0
+) -> tuple[float, ...]:
     """The `-ts` that gives device d `counts[d]` layers, by the bytes of each layer.
 
     ik_llama.cpp ends a card's range at the layer whose end lies nearest to the card's
     cumulated share of all bytes; so that share is set to where the range shall end, and
-    half a layer may be wrong about the sizes before another layer is chosen.
+    half a layer may be wrong about the sizes before another layer is chosen. It counts
+    `card_bytes` of scratch on every card.
     """
     ends = (0, *accumulate(layer_bytes))
     reached = [ends[unit] for unit in accumulate(counts, initial=0)]
-    return tuple(round((end - start) / (1 << 20), 2) for start, end in pairwise(reached))
+    sizes = (end - start + card_bytes for start, end in pairwise(reached))
+    return tuple(round(size / (1 << 20), 2) for size in sizes)
 
 
 def _parts(launch: Launch) -> Iterator[tuple[str, ...]]:
     yield "-m", launch.model_path
-    if launch.rpc:
-        yield "--rpc", launch.rpc
     if launch.devices and launch.devices != ("none",):
-        yield "-dev", ",".join(_device_names(launch))
+        yield "-dev", ",".join(launch.devices)
     yield "-ngl", str(launch.n_gpu_layers)
-    if launch.split_mode != "layer":
-        yield "-sm", launch.split_mode, "-mg", str(launch.main_gpu)
     if launch.tensor_split:
         yield "-ts", render_shares(_shares(launch), ",")
     if launch.rules:
@@ -98,18 +100,30 @@ def _shares(launch: Launch) -> tuple[float, ...]:
             " weigh; plan again"
         )
     split = split_layers(launch.n_units - 1, launch.n_gpu_layers, launch.tensor_split)
-    return ik_shares(launch.layer_bytes, split.counts(len(launch.tensor_split)))
+    counts = split.counts(len(launch.tensor_split))
+    return ik_shares(launch.layer_bytes, counts, launch.latent_kv_bytes)
 
 
-def _device_names(launch: Launch) -> Iterator[str]:
-    """ik_llama.cpp calls an RPC card by its server, and takes no name with `-` in it."""
-    endpoints = (launch.rpc or "").split(",")
-    for name in launch.devices:
-        number = name.removeprefix("RPC")
-        if name != number and number.isascii() and number.isdigit():
-            if int(number) >= len(endpoints):
-                raise UsageError(f"-dev {name}: the plan names no RPC server for it")
-            name = f"RPC0[{endpoints[int(number)]}]"
-        if "-" in name:
-            raise UsageError(f"ik_llama.cpp refuses '-' in -dev {name}; use an address instead")
-        yield name
+def _check_cards(launch: Launch) -> None:
+    """Refuse cards that ik_llama.cpp would mix up.
+
+    It numbers the owner of a layer by `-dev` and then takes the card of that number in its
+    own order, RPC cards last (`llama_default_buffer_type_offload`, src/llama.cpp).
+    """
+    if launch.rpc:
+        raise UsageError(
+            "ik_llama.cpp puts layers of RPC cards on others than -ts says; plan without --rpc"
+        )
+    if launch.split_mode != "layer":
+        raise UsageError(
+            "ik_llama.cpp's -sm none keeps the cache on another card; show it one card"
+            " (CUDA_VISIBLE_DEVICES) and plan for one"
+        )
+    kind = launch.devices[0].rstrip("0123456789") if launch.devices else ""
+    if launch.devices not in ((), ("none",)) and launch.devices != tuple(
+        f"{kind}{i}" for i in range(len(launch.devices))
+    ):
+        raise UsageError(
+            f"ik_llama.cpp ignores the order of -dev {','.join(launch.devices)}; choose and order"
+            " cards by CUDA_VISIBLE_DEVICES, and plan for them in that order"
+        )

@@ -21,6 +21,8 @@ _TEXT_MAX: Final = 1 << 20
 _SHARE_MAX: Final = 3e38
 """Shares are float32 in llama.cpp."""
 _LAYER_BYTES_MAX: Final = 1 << 60
+_LATER: Final = ("layer_bytes", "latent_kv_bytes")
+"""What plans saved by earlier versions may lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class Launch:
 
     For programs that share layers out by bytes; empty in plans that do not say.
     """
+    latent_kv_bytes: int = 0
+    """What the latent cache of one layer (MLA) takes as keys and values in F32; else 0."""
 
     @property
     def n_units(self) -> int:
@@ -79,7 +83,7 @@ class Launch:
             )
         values: dict[str, Any] = {}
         for item in fields(cls):
-            if item.name not in data and item.name == "layer_bytes":
+            if item.name not in data and item.name in _LATER:
                 continue
             if item.name not in data:
                 raise UsageError(f"the plan's 'launch' has no {item.name!r}; write it again")
@@ -170,6 +174,14 @@ def _layer_bytes(plan: Plan) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def _latent_kv_bytes(plan: Plan) -> int:
+    """All heads' keys and values of one layer at full context, 4 bytes each."""
+    for tensor in plan.model.tensors:
+        if tensor.name.endswith(".attn_v_b.weight") and len(tensor.shape) > 2:
+            return 2 * tensor.shape[1] * tensor.shape[2] * plan.context.n_ctx * 4
+    return 0
+
+
 def make_launch(plan: Plan) -> Launch:
     """The settings that make llama.cpp place everything as `plan` says."""
     options, n_devices = plan.options, len(plan.devices)
@@ -201,4 +213,5 @@ def make_launch(plan: Plan) -> Launch:
         no_host=options.no_host,
         load_mode=options.load_mode or ("none" if host_experts else "auto"),
         layer_bytes=_layer_bytes(plan),
+        latent_kv_bytes=_latent_kv_bytes(plan),
     )

@@ -63,9 +63,12 @@ def _value(argv: Sequence[str], flag: str) -> str:
 
 @given(
     st.lists(st.integers(50 * MIB, 2000 * MIB), min_size=4, max_size=90),
+    st.sampled_from([0, 100 * MIB, 9000 * MIB]),
     st.data(),
 )
-def test_shares_by_bytes_give_the_planned_layers(sizes: list[int], data: st.DataObject) -> None:
+def test_shares_by_bytes_give_the_planned_layers(
+    sizes: list[int], scratch: int, data: st.DataObject
+) -> None:
     """Whatever the sizes, each card's range ends where the plan ends it."""
     n_cards = data.draw(st.integers(2, min(4, len(sizes))))
     cuts = data.draw(
@@ -75,7 +78,7 @@ def test_shares_by_bytes_give_the_planned_layers(sizes: list[int], data: st.Data
     )
     edges = [0, *sorted(cuts), len(sizes)]
     counts = [end - start for start, end in pairwise(edges)]
-    assert ik_layers(ik_shares(sizes, counts), sizes, 0) == counts
+    assert ik_layers(ik_shares(sizes, counts, scratch), sizes, scratch) == counts
 
 
 def test_flags_are_ik_llama_cpps_own() -> None:
@@ -100,27 +103,30 @@ def test_ncmoe_is_written_as_rules() -> None:
     )
 
 
-def test_rpc_cards_are_named_by_their_server() -> None:
-    """`RPC1` is the second server's card there, and a name with `-` is refused."""
-    launch = replace(LAUNCH, devices=("RPC1", "CUDA0"), rpc="10.0.0.1:5,10.0.0.2:6")
-    assert _value(emit_ik_args(launch), "-dev") == "RPC0[10.0.0.2:6],CUDA0"
-    with pytest.raises(UsageError, match="'-'"):
-        emit_ik_args(replace(launch, rpc="10.0.0.1:5,my-box:6"))
-    with pytest.raises(UsageError, match="RPC1"):
-        emit_ik_args(replace(launch, rpc="10.0.0.1:5"))
+def test_cards_in_their_own_order_are_named() -> None:
+    """-dev is taken where it changes nothing about the order."""
+    devices = ("CUDA0", "CUDA1")
+    assert _value(emit_ik_args(replace(LAUNCH, devices=devices)), "-dev") == "CUDA0,CUDA1"
+    alone = replace(LAUNCH, devices=("none",), n_gpu_layers=0, tensor_split=())
+    assert "-dev" not in emit_ik_args(alone)
 
 
 @pytest.mark.parametrize(
     ("given_here", "message"),
     [
         ({"n_gpu_layers": 4}, "output layer"),
+        ({"devices": ("CUDA1", "CUDA0")}, "order"),
+        ({"devices": ("CUDA1", "CUDA2")}, "order"),
+        ({"devices": ("CUDA0", "Vulkan0")}, "order"),
+        ({"rpc": "10.0.0.1:5"}, "RPC"),
+        ({"split_mode": "none", "tensor_split": ()}, "-sm none"),
         ({"no_host": True}, "--no-host"),
         ({"load_mode": "dio"}, "--load-mode"),
         ({"layer_bytes": ()}, "plan again"),
     ],
 )
 def test_what_it_cannot_do_is_refused(given_here: dict[str, object], message: str) -> None:
-    """Partial -ngl, --no-host, direct I/O, and plans that do not say what layers weigh."""
+    """Partial -ngl, reordered and RPC cards, --no-host, direct I/O, layers of unknown weight."""
     with pytest.raises(UsageError, match=message):
         emit_ik_args(replace(LAUNCH, **given_here))  # type: ignore[arg-type]
 
