@@ -164,3 +164,10 @@ def test_a_batch_touches_fewer_experts_where_routers_have_favourites() -> None:
     assert shares == sorted(shares) and shares[-1] > 0.99
     assert shares[2] == pytest.approx(0.78, abs=0.01)
     assert all(touched_share(used, n, 1.5) < touched_share(used, n, 0.0) for n in (2, 64, 512))
+
+
+def test_a_prompt_computes_every_weight_but_the_output() -> None:
+    """Two operations for each weight that a token uses; only the last token has an output."""
+    amounts = prefill(placed((0, 0, 0, 0, 0)), "CUDA0", n_prompt=512)
+    weights = 4 * (N_EMBD * N_EMBD + 3 * EXPERT_BYTES / 2 * N_USED / N_EXPERT)
+    assert amounts["prefill.flops.CUDA0.F16"] == pytest.approx(2 * weights * 512)

@@ -105,3 +105,14 @@ def test_faster_cards_are_faster() -> None:
         return found.decode.seconds
 
     assert decode_s("RTX 4090") < decode_s("RTX 3060")
+
+
+def test_a_measured_phase_keeps_its_own_scatter() -> None:
+    """Prefill that must be guessed does not make measured decode any less sure."""
+    plan = planned("CUDA0")
+    decode = [name for name in features(plan) if name.startswith("decode.")]
+    whole = make_forecast(plan, NO_HOST, measured({"CUDA0": "CUDA0"}, *features(plan)))
+    part = make_forecast(plan, NO_HOST, measured({"CUDA0": "CUDA0"}, *decode))
+    assert whole is not None and part is not None and part.source == MIXED
+    assert part.decode == whole.decode
+    assert part.prefill.high_s / part.prefill.low_s > 2
