@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -62,8 +63,19 @@ def endpoints(ik_server: Path) -> Iterator[str]:
                     stderr=subprocess.DEVNULL,
                 )
             )
-        time.sleep(0.5)
+        for port in ports:
+            _await_listening(port.number)
         yield ",".join(port.endpoint for port in ports)
+
+
+def _await_listening(port: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            time.sleep(0.05)
 
 
 def make(path: Path, shares: tuple[float, ...], n_ctx: int = 4096) -> Plan:
