@@ -10,15 +10,10 @@ from offload.cost.coefficients import (
     predict,
     unit_of,
 )
+from offload.cost.lumps import Places
+from offload.cost.routing import ROUTING_SKEW, touched_share
 from offload.cost.waiting import add_waiting
-from offload.cost.work import (
-    ROUTING_SKEW,
-    Places,
-    Work,
-    decode_work,
-    prefill_work,
-    touched_share,
-)
+from offload.cost.work import Work, decode_work, prefill_work
 
 __all__ = [
     "MEASURED",

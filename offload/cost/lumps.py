@@ -1,0 +1,145 @@
+"""Which weights does a token meet on its way, where, and between which devices does it go?
+
+An op runs where its weight lies (`ggml_backend_sched_backend_id_from_cur`,
+ggml/src/ggml-backend.cpp, b11434).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from offload.cost.routing import touched_share
+from offload.model import Model, Role, Tensor
+from offload.split import HOST, LayerSplit
+
+_FLOPS_PER_WEIGHT: Final = 2
+
+
+class Places(Protocol):
+    """What of a placement decides its time; offload.placement.Placement is one."""
+
+    @property
+    def split(self) -> LayerSplit:
+        """Owner of every layer."""
+
+    @property
+    def placed(self) -> Mapping[str, int]:
+        """Tensors that leave their owner: a device index or HOST."""
+
+
+class Lump(NamedTuple):
+    """Weights of one layer that are computed alike: where, of which type, how much."""
+
+    place: int
+    il: int | None
+    type_name: str
+    role: Role
+    n_bytes: int
+    n_weights: int
+    """Elements: of all experts, where `n_expert` is more than 1."""
+
+    n_expert: int
+    n_expert_used: int
+
+    def touched(self, n_tokens: int, skew: float = 0.0) -> float:
+        """The share of the bytes that a batch of `n_tokens` reads."""
+        if self.n_expert <= 1:
+            return 1.0
+        return touched_share(self.n_expert_used / self.n_expert, n_tokens, skew)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Multiplications and additions of one token."""
+        used = self.n_expert_used / self.n_expert if self.n_expert > 1 else 1.0
+        return _FLOPS_PER_WEIGHT * self.n_weights * used
+
+
+def trunk_owners(model: Model, placement: Places) -> tuple[int, ...]:
+    """Owners of the layers that run for every token."""
+    return placement.split.owners[: model.n_layer - model.n_layer_nextn]
+
+
+def find_lumps(model: Model, placement: Places) -> tuple[Lump, ...]:
+    """The weights that matter for time, tensors that are computed alike taken together."""
+    n_trunk = model.n_layer - model.n_layer_nextn
+    n_loops = max(1, model.hparams.n_loops)
+    sums: dict[tuple[int, int | None, str, Role, int, int], list[int]] = {}
+    for tensor in _multiplied(model):
+        if tensor.il is not None and tensor.il >= n_trunk:
+            continue
+        is_expert = tensor.role is Role.EXPERT and len(tensor.shape) > 2
+        used = model.hparams.n_expert_used
+        key = (
+            _place_of(tensor, placement),
+            tensor.il,
+            tensor.type.name,
+            tensor.role,
+            tensor.shape[2] if is_expert else 1,
+            used[tensor.il] if is_expert and tensor.il is not None else 1,
+        )
+        total = sums.setdefault(key, [0, 0])
+        times = 1 if tensor.il is None else n_loops
+        total[0] += tensor.n_bytes * times
+        total[1] += _elements(tensor) * times
+    return tuple(
+        Lump(
+            place=place,
+            il=il,
+            type_name=type_name,
+            role=role,
+            n_bytes=n_bytes,
+            n_weights=n_weights,
+            n_expert=n_expert,
+            n_expert_used=n_used,
+        )
+        for (place, il, type_name, role, n_expert, n_used), (n_bytes, n_weights) in sums.items()
+    )
+
+
+def _multiplied(model: Model) -> Iterator[Tensor]:
+    """Matrices that every token is multiplied with; a tied output is one."""
+    for tensor in model.tensors:
+        if tensor.loaded and len(tensor.shape) > 1 and tensor.home != "input":
+            yield tensor
+    if model.output_is_tied:
+        yield model.token_embedding._replace(role=Role.OUTPUT, home="output")
+
+
+def _place_of(tensor: Tensor, placement: Places) -> int:
+    placed = placement.placed.get(tensor.name)
+    if placed is not None and tensor.role is not Role.OUTPUT:
+        return placed
+    if tensor.home == "output" or tensor.il is None:
+        return placement.split.output_owner
+    return placement.split.owners[tensor.il]
+
+
+def _elements(tensor: Tensor) -> int:
+    n = 1
+    for extent in tensor.shape:
+        n *= extent
+    return n
+
+
+def count_hops(
+    model: Model, placement: Places, lumps: Sequence[Lump], offloader: int | None
+) -> int:
+    """How often activations go from one device to another on the way through the graph.
+
+    Embeddings come from the host. Within a layer they go from the owner to each place that
+    holds some of its experts and back.
+    """
+    away: dict[int, set[int]] = {}
+    for lump in lumps:
+        if lump.role is Role.EXPERT and lump.il is not None:
+            runs_on = lump.place
+            if runs_on == HOST and offloader is not None:
+                runs_on = offloader
+            away.setdefault(lump.il, set()).add(runs_on)
+    hops, here = 0, HOST
+    for il, owner in enumerate(trunk_owners(model, placement)):
+        hops += owner != here
+        hops += 2 * len(away.get(il, set()) - {owner})
+        here = owner
+    return hops + (placement.split.output_owner != here)
