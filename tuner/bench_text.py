@@ -23,7 +23,7 @@ def render_bench(learned: Learned, sweep: Sweep, path: Path | None, *, markdown:
     """Speeds by placement, then what each kind of work costs, then what to make of it."""
     parts = [
         _table(("placement", "decode t/s", "prompt t/s", "runs"), _speeds(sweep), markdown),
-        _table(("cost", "value", "±", "samples"), _costs(learned), markdown),
+        _cost_table(learned, markdown),
         "\n".join(f"{'- ' if markdown else ''}{note}" for note in notes(learned, sweep)),
     ]
     if path is not None:
@@ -111,9 +111,15 @@ def _rate(rates: Sequence[float]) -> str:
     return f"{statistics.median(rates):.1f}" if rates else ""
 
 
+def _cost_table(learned: Learned, markdown: bool) -> str:
+    """Those that are known at all; the others are in the profile."""
+    rows = list(_costs(learned))
+    return _table(("cost", "value", "±", "samples"), rows, markdown) if rows else ""
+
+
 def _costs(learned: Learned) -> Iterable[Sequence[str]]:
     for c in learned.profile.coefficients.table.values():
-        if c.value > 0:
+        if c.value > c.standard_error:
             yield c.name, _readable(c), _error(c), str(c.n_samples)
 
 
@@ -130,8 +136,6 @@ def _readable(c: Coefficient) -> str:
 
 def _error(c: Coefficient) -> str:
     relative = c.standard_error / c.value
-    if relative > 1:
-        return "unknown"
     return f"{relative:.0%}{' ?' if relative > _SHAKY else ''}"
 
 
