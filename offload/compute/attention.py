@@ -65,7 +65,8 @@ def store_kv(
         if not b.inputs.flash_attn:
             return k, b.fresh_bytes(v.n_bytes, view(v))
         return b.fresh_bytes(k.n_bytes // 2, view(k)), b.fresh_bytes(v.n_bytes // 2, view(v))
-    k_bytes, v_bytes = b.cache_bytes("full", "swa")
+    sizes = b.cache_bytes("full", "swa")
+    k_bytes, v_bytes = sizes[0], sizes[-1]
     k_cache, v_cache = Outside(k_bytes, b.cache_home), Outside(v_bytes, b.cache_home)
     if k is not None and v is not None:
         b.store(k_cache, view(k), inputs.k_idxs)

@@ -50,7 +50,8 @@ def block_sparse_attention(b: Builder, x: Source) -> Node:
         attended = b.graph.add(Op.ATTENTION, n_bytes, view(q), *kv, mask, rows=b.rows)
         attended = b.fresh_bytes(n_bytes, view(attended))
         out = b.fresh_bytes(out.n_bytes + n_bytes, out, view(attended)) if out else view(attended)
-    assert out is not None
+    if out is None:
+        raise LookupError("a cache without streams")
     return b.linear("attn_output", hadamard(b, out, inputs.v_rot))
 
 

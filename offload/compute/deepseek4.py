@@ -73,7 +73,8 @@ def _spread_by_steps(b: Builder, y: Source, x: Source, post: Source, comb: Node)
             term = b.graph.add(Op.ROWWISE, n_bytes, view(x), view(comb), rows=b.rows)
             total = b.rowwise(total, term)
         out = total if out is None else b.fresh_bytes(out.n_bytes + n_bytes, out, view(total))
-    assert out is not None
+    if out is None:
+        raise LookupError("hyper-connections without streams")
     return out
 
 
@@ -96,7 +97,8 @@ def _attention(b: Builder, x: Source) -> Node:
     keys, make_mask, n_cells = _visible(b, x, compressed, raw, ratio)
     out = hadamard(b, _attend(b, q, keys, make_mask, n_cells), rot)
     out = b.rope(view(out))
-    rank, n_groups = b.shape("attn_output_a")[1:]
+    shape = b.shape("attn_output_a")
+    rank, n_groups = shape[1], shape[2]
     grouped = b.fresh(rank * n_groups, b.weight("attn_output_a"), view(out))
     return b.linear("attn_output_b", b.fresh(rank * n_groups, view(grouped)))
 

@@ -89,7 +89,8 @@ def _with_ngrams(b: Builder, x: Node, embeddings: Source) -> Node:
         kernel = b.fresh_bytes(width * F32, view(b.weight("ple_conv1d")))
         term = b.rowwise(shifted, view(kernel))
         total = term if total is None else b.rowwise(total, term)
-    assert total is not None
+    if total is None:
+        raise LookupError("a convolution without a kernel")
     convolved = b.fresh(width, b.rowwise(total))
     return b.rowwise(x, b.rowwise(gated, view(convolved)))
 

@@ -34,7 +34,8 @@ def reduce_streams(b: Builder, x: Source, fn: str) -> tuple[Node, Node]:
     for _ in range(n_streams):
         term = _one_stream(b, view(wide), view(pre))
         total = term if total is None else b.rowwise(total, term)
-    assert total is not None
+    if total is None:
+        raise LookupError("hyper-connections without streams")
     return copied(b, total), mixes
 
 
@@ -48,7 +49,8 @@ def spread_stream(b: Builder, y: Source, wide: Source, mixes: Node) -> Node:
         added = b.rowwise(y, view(post))
         term = _one_stream(b, view(wide), added)
         out = term if out is None else b.fresh_bytes(out.n_bytes + term.n_bytes, out, view(term))
-    assert out is not None
+    if out is None:
+        raise LookupError("hyper-connections without streams")
     return copied(b, out)
 
 

@@ -34,7 +34,8 @@ UNFUSED = {("deepseek4", 1)}
 any; the estimate knows the fused ones."""
 
 
-def _header(data: dict[str, Any]) -> GGUFHeader:
+def header_of(data: dict[str, Any]) -> GGUFHeader:
+    """A recorded model's header."""
     metadata: dict[str, Value] = {}
     for key, value in data["metadata"].items():
         if isinstance(value, dict):
@@ -102,7 +103,7 @@ def test_as_many_architectures_as_llama_cpp_has() -> None:
 @pytest.mark.parametrize("build", [OLDEST_BUILD, NEWEST_BUILD])
 def test_every_architecture_needs_what_llama_cpp_reserved(name: str, build: int) -> None:
     """Within 2 % or 4 MiB on every device and the host; at least about as much where sketched."""
-    model = make_model(_header(RECORDED[name]))
+    model = make_model(header_of(RECORDED[name]))
     for i, cell in enumerate(RECORDED[name]["cells"]):
         if (name, i) in UNFUSED:
             continue
@@ -121,7 +122,7 @@ def test_flash_attention_left_to_llama_cpp_can_be_lost() -> None:
     llama.cpp then gives flash attention up, and the scores of all cells take memory; what the
     user asked for is kept.
     """
-    model = make_model(_header(RECORDED["lfm2moe"]))
+    model = make_model(header_of(RECORDED["lfm2moe"]))
     split = split_layers(model.n_layer, 2, (1.0,))
 
     def card_bytes(*, is_auto: bool) -> int:
