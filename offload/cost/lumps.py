@@ -6,7 +6,7 @@ ggml/src/ggml-backend.cpp, b11434).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from offload.cost.routing import touched_share

@@ -28,7 +28,6 @@ REPACKED: Final = "CPU_REPACK"
 """The buffer type of host weights in a layout made for the processor (ggml-cpu/repack.cpp)."""
 
 _F32_BYTES: Final = 4
-_FLOPS_PER_WEIGHT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
