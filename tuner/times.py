@@ -45,8 +45,10 @@ def time_machine(
     """Time the machine, fit, and write the profile.
 
     Samples are kept beside the profiles until it is written. Raises LlamaCppError where no
-    run could be made, and what `run_sweep` raises.
+    run could be made, UsageError where a profile cannot be, and what `run_sweep` raises.
     """
+    if profile is not None and profile.exists() and not profile.is_file():
+        raise UsageError(f"{profile}: a folder or a device, not a file; give another --profile")
     threads = n_threads or (1 if virtual else n_cores())
     key = sweep_key(subject, devices, runner, threads)
     folder = profiles_dir().parent / "sweeps" if profile is None else profile.parent

@@ -20,7 +20,7 @@ from offload.errors import LlamaCppError, UsageError
 from tests.bench_fakes import FakeRunner, cards, planted_seconds, subject
 from tuner.bench import Progress, Sweep, choose_runner, run_sweep, sweep_key, virtual_devices
 from tuner.cells import ANCHOR
-from tuner.profile import read_profile
+from tuner.profile import Profile, read_profile
 from tuner.runners import InProcess, LlamaBench
 from tuner.samples import sample_seconds
 from tuner.store import SampleLog, read_samples
@@ -214,16 +214,28 @@ def _time(path: Path, *, digest: str = "") -> Any:
     )
 
 
-def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is there all the same, with the reason; the samples stay for the next time."""
-    folder = tmp_path / "p.json"
-    folder.mkdir()
-    (folder / "in the way").write_text("")
-    result = _time(folder)
+
+    def full(profile: Profile, path: Path) -> None:
+        raise UsageError(f"{path}: No space left on device; give another --profile")
+
+    monkeypatch.setattr("tuner.times.write_profile", full)
+    result = _time(tmp_path / "p.json")
     assert result.path is None
     assert isinstance(result.error, UsageError)
     assert result.learned.profile.coefficients.table
     assert len(list(tmp_path.glob("sweep-*.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("name", ["", "/dev/full"])
+def test_a_profile_that_is_no_file(name: str, tmp_path: Path) -> None:
+    """Before anything is timed, and without putting a file in the place of a device."""
+    where = Path(name or tmp_path)
+    kind = where.stat().st_mode
+    with pytest.raises(UsageError, match="not a file; give another --profile"):
+        _time(where)
+    assert where.stat().st_mode == kind
 
 
 def test_sweeps_are_told_apart() -> None:
