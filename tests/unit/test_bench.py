@@ -238,6 +238,15 @@ def test_a_profile_that_is_no_file(name: str, tmp_path: Path) -> None:
     assert where.stat().st_mode == kind
 
 
+def test_no_file_of_the_user_becomes_a_profile(tmp_path: Path) -> None:
+    """Whatever is not a profile is kept, and said so before anything is timed."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF precious")
+    with pytest.raises(UsageError, match="no profile, and it is kept"):
+        _time(path)
+    assert path.read_bytes() == b"GGUF precious"
+
+
 def test_sweeps_are_told_apart() -> None:
     """Other cards, another model, another runner: not the same sweep."""
     runner, what = FakeRunner(), subject()
