@@ -82,7 +82,7 @@ def make(path: Path, shares: tuple[float, ...], n_ctx: int = 4096) -> Plan:
     """A plan for three large cards, shared out as told."""
     options = PlanOptions(n_ctx=n_ctx, tensor_split=shares)
     model = make_model(read_header(path))
-    return make_plan(model, devices_from_flags(N_CARDS, (64 * GIB,)), options)
+    return make_plan(model, devices_from_flags(N_CARDS, (512 * GIB,)), options)
 
 
 def log_until(words: str, argv: list[str], path: Path) -> str:
