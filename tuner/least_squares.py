@@ -8,7 +8,7 @@ standard error instead of an arbitrary value, while sums of them that were measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.cost import Coefficients, Work, add_waiting
+from offload.cost.work import CPU, REPACKED
 
 Array = NDArray[np.float64]
 
@@ -30,9 +31,14 @@ _HUBER_DEVIATIONS: Final = 2.0
 _ROUNDS: Final = 30
 _ROUNDS_TOLERANCE: Final = 1e-3
 
-_DOTS_WITH_TYPE: Final = 3
 TYPES_ALIKE: Final = 0.95
 """Correlation of what is believed of two tensor types on one device before they are measured."""
+
+CARDS_ALIKE: Final = 0.8
+"""The same of two cards."""
+
+_CERTAIN: Final = 1e-12
+"""Variance of what a prior is sure of, in units of a whole run: zero could not be inverted."""
 
 WAIT_SD: Final = 0.3
 """How much slower cards that wait were on recorded machines: between not at all and a half."""
@@ -123,7 +129,9 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> System:
     amounts = np.array([[run.work.amounts.get(n, 0.0) for n in names] for run in runs])
     seconds = np.array([run.seconds for run in runs])
     scales = np.array([float(np.median(seconds[col > 0] / col[col > 0])) for col in amounts.T])
-    believed, precision = _prior_in(names, scales, prior, _group_scales(names, amounts, seconds))
+    group_scales = _group_scales(names, amounts, seconds)
+    group_scales[[".wait." in name for name in names]] = WAIT_SD
+    believed, precision = _prior_in(names, scales, prior, group_scales)
     return System(
         names=names,
         amounts=amounts,
@@ -135,65 +143,62 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> System:
     )
 
 
-def _group_scales(names: Sequence[str], amounts: Array, seconds: Array) -> dict[str, float]:
-    """For features that differ in the tensor type only: seconds per unit of all of them together.
+def _group_scales(names: Sequence[str], amounts: Array, seconds: Array) -> Array:
+    """Seconds per unit at which a feature's group alone would explain the median run.
 
-    By the name without the type; a group alone would explain the median run at this rate.
+    A group is the features of one place that differ in the tensor type only.
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
     for j, name in enumerate(names):
-        if name.count(".") == _DOTS_WITH_TYPE:
-            groups.setdefault(_without_type(name), []).append(j)
-    scales = {}
-    for group, columns in groups.items():
+        groups.setdefault(tuple(name.split(".")[:3]), []).append(j)
+    scales = np.ones(len(names))
+    for columns in groups.values():
         total = amounts[:, columns].sum(axis=1)
-        scales[group] = float(np.median(seconds[total > 0] / total[total > 0]))
+        scales[columns] = float(np.median(seconds[total > 0] / total[total > 0]))
     return scales
 
 
-def _without_type(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
 def _prior_in(
-    names: Sequence[str],
-    scales: Array,
-    prior: Coefficients | None,
-    group_scales: Mapping[str, float],
+    names: Sequence[str], scales: Array, prior: Coefficients | None, group_scales: Array
 ) -> tuple[Array, Array]:
     """Prior values and precision, in units of `scales`.
 
     What the prior does not know could be anything up to a whole run's time; tensor types of
-    one device are about equally fast until runs tell them apart.
+    one device, and cards, are about equally fast until runs tell them apart.
     """
     known = {} if prior is None else prior.table
     believed = np.zeros(len(names))
-    covariance = np.eye(len(names))
+    covariance = np.zeros((len(names), len(names)))
     for i, a in enumerate(names):
-        if prior is not None and a in known and known[a].standard_error > 0:
+        if a in known:
             believed[i] = known[a].value / scales[i]
-        elif ".wait." in a:
-            covariance[i, i] = (WAIT_SD / scales[i]) ** 2
-            continue
         for j, b in enumerate(names[: i + 1]):
-            shared = _shared(a, b, prior, group_scales)
-            if shared is not None:
-                covariance[i, j] = covariance[j, i] = shared / scales[i] / scales[j]
+            if prior is not None and a in known and b in known:
+                shared = prior.covariance_of(a, b)
+            elif (a in known) != (b in known):
+                shared = 0.0
+            else:
+                shared = _alike(a, b) * group_scales[i] * group_scales[j]
+            covariance[i, j] = covariance[j, i] = shared / scales[i] / scales[j]
+    covariance += _CERTAIN * np.eye(len(names))
     return believed, np.linalg.inv(covariance).astype(np.float64)
 
 
-def _shared(
-    a: str, b: str, prior: Coefficients | None, group_scales: Mapping[str, float]
-) -> float | None:
-    """Prior covariance of two coefficients; None for what nothing is known of."""
-    if prior is not None and a in prior.table and b in prior.table:
-        return prior.covariance_of(a, b) if prior.table[a].standard_error > 0 else None
-    if (prior is not None and (a in prior.table or b in prior.table)) or (
-        _without_type(a) != _without_type(b) or _without_type(a) not in group_scales
-    ):
-        return None
-    variance = group_scales[_without_type(a)] ** 2
-    return variance if a == b else TYPES_ALIKE * variance
+def _alike(a: str, b: str) -> float:
+    """Correlation of what is believed of two features before anything was measured."""
+    if ".wait." in a or ".wait." in b:
+        return float(a == b)
+    one, other = ((*name.split("."), "", "")[:4] for name in (a, b))
+    if one[:2] != other[:2]:
+        return 0.0
+    found = 1.0
+    if one[2] != other[2]:
+        found *= 0.0 if _is_host(one[2]) or _is_host(other[2]) else CARDS_ALIKE
+    return found if one[3] == other[3] else found * TYPES_ALIKE
+
+
+def _is_host(place: str) -> bool:
+    return place in ("", CPU, REPACKED)
 
 
 def n_parameters(information: Array, precision: Array) -> float:

@@ -167,3 +167,29 @@ def test_types_that_never_part_are_equally_fast() -> None:
     found = predict(Work(amounts={"decode.const": 1.0, q6: 1e9}), known)
     assert found is not None and found.seconds == pytest.approx(21e-3, rel=0.15)
     assert found.high_s / found.low_s > 1.15
+
+
+def test_cards_that_never_part_are_equally_fast() -> None:
+    """Two cards that always do the same share the time; one that is slower is found out."""
+    one, two = "decode.read.CUDA0.Q4_K", "decode.read.CUDA1.Q4_K"
+
+    def run(first: float, second: float, slower: float = 1.0) -> Run:
+        work = Work(amounts={"decode.const": 1.0, one: first, two: second})
+        seconds = 1e-3 + 2e-12 * (first + slower * second)
+        return Run(label=f"{first} {second}", work=work, seconds=seconds)
+
+    alike = fit([run(n * 1e9, n * 1e9) for n in (1, 2, 4)]).coefficients.table
+    assert alike[one].value == pytest.approx(alike[two].value, rel=0.01)
+    assert alike[one].value == pytest.approx(2e-12, rel=0.1)
+    pairs = [(1e9, 4e9), (4e9, 1e9), (2e9, 2e9), (1e9, 1e9)]
+    parted = fit([run(*pair, slower=3.0) for pair in pairs]).coefficients.table
+    assert parted[two].value / parted[one].value == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_prior_that_is_certain_is_kept() -> None:
+    """A coefficient given without any error stays what it was."""
+    name = "decode.const"
+    table = {name: Coefficient(name=name, value=2e-3, unit="s", standard_error=0.0)}
+    prior = Coefficients(table=table, covariance={}, residual_sds={}, source="prior")
+    found = fit([run_of(amounts(1e9, h)) for h in (0, 1e8, 1e9)], prior)
+    assert found.coefficients.table[name].value == pytest.approx(2e-3, rel=1e-3)
