@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import dropwhile
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -86,17 +87,25 @@ def split_words(words: Sequence[str]) -> tuple[str, ...]:
             words = shlex.split(words[0].replace("\\\n", " "))
         except ValueError as error_:
             raise UsageError(f"the command cannot be split into words: {error_}") from None
-    words = tuple(word for word in words if word.strip() not in _CONTINUED)
-    if words and words[0].startswith("ExecStart="):
-        words = (words[0].removeprefix("ExecStart="), *words[1:])  # from a systemd unit
+    kept = [word for word in words if word.strip() not in _CONTINUED]
+    kept[:1] = [word.removeprefix("ExecStart=") for word in kept[:1]]  # from a systemd unit
+    words = tuple(dropwhile(lambda word: not word.strip(), kept))
     if not any(words):
         raise UsageError("no command to lint; write it behind --: offload lint -- llama-server …")
     return words
 
 
-def parse_command(words: Sequence[str], known_flags: Collection[str] | None = None) -> Command:
-    """The command in these words; `known_flags` are those of the build it is for, if known."""
-    words = _up_to_shell(split_words(words))
+def parse_command(
+    words: Sequence[str],
+    known_flags: Collection[str] | None = None,
+    *,
+    is_argv: bool = False,
+) -> Command:
+    """The command in these words; `known_flags` are those of the build it is for, if known.
+
+    An argv (`is_argv`) is taken word by word; else a single word may be a whole command.
+    """
+    words = _up_to_shell(tuple(words) if is_argv else split_words(words))
     first, last = _program_at(words)
     prefix, program, rest = words[:first], words[first:last], words[last:]
     kind = _kind(program)

@@ -58,7 +58,7 @@ def fixed_command(
     if case.model is None or not case.devices:
         return _if_clean(_mended(case.command), case, examine, build)
     mended = _mended(case.command)
-    _, left = examine(parse_command(mended, build.flags), case.model, case.machine)
+    _, left = examine(parse_command(mended, build.flags, is_argv=True), case.model, case.machine)
     if all(f.severity is Severity.NOTE for f in left):
         return mended  # only words were wrong
     best: tuple[int, tuple[str, ...]] | None = None
@@ -100,7 +100,7 @@ def _if_clean(argv: tuple[str, ...], case: Case, examine: Examine, build: Build)
     """The argv, unless linting it again finds an error."""
     if not argv:
         return ()
-    _, found = examine(parse_command(argv, build.flags), case.model, case.machine)
+    _, found = examine(parse_command(argv, build.flags, is_argv=True), case.model, case.machine)
     return () if any(f.severity is Severity.ERROR for f in found) else argv
 
 

@@ -152,6 +152,12 @@ def test_older_llama_bench_had_mmap_as_a_number() -> None:
     assert read_settings(command).n_gpu_layers == 9
 
 
+def test_an_argv_is_not_split_again() -> None:
+    """A program whose path has a blank or a quote is one word there."""
+    command = parse_command(["./it's here/llama-server"], is_argv=True)
+    assert command.program == ("./it's here/llama-server",)
+
+
 def test_empty_values_are_values() -> None:
     """An empty word may be what a flag is set to."""
     command = parse_command(["llama-server", "--cpu-mask", "", "-m", "x"])

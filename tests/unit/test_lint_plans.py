@@ -113,7 +113,8 @@ def _check_answer(words: list[str], model: Model | None, machine: Machine) -> No
     report = lint(command, model=model, machine=machine)
     assert codes(report) <= CODES
     if report.fixed_argv and report.has_errors:
-        again = lint(parse_command(report.fixed_argv), model=model, machine=machine)
+        fixed = parse_command(report.fixed_argv, is_argv=True)
+        again = lint(fixed, model=model, machine=machine)
         assert not again.has_errors, (words, report.fixed_argv, again.findings)
 
 
