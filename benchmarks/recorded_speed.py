@@ -347,11 +347,11 @@ Time against host layers is not quite straight. At 8 relieved layers the recorde
 above the line between the ends by 24 to 27 % (Gemma IQ4_XS on Vulkan), 18 % (Qwen on Vulkan), 14
 % (Gemma Q5 on Vulkan), 1 to 6 % (Gemma on ROCm, where it is 10 to 12 % at 16 layers) and not at
 all (Qwen on ROCm), all on one machine with an R9700. Inner levels of other machines lie above it
-by 2 % (RTX 3060) and 1 % (Quadro RTX 5000), and in the case study 3 % below it. So one inner level
-is learned from as well (each in turn), and the others are predicted. *line*: without a term for the bend. *step*: a
-straight line and a price for the first host layer, which is what waking up processor threads, the
-first crossing, or losing CUDA graphs would look like. *waiting*: a card is slower the more of the
-time it waits, up to a limit.
+by 2 % (RTX 3060) and 1 % (Quadro RTX 5000), and in the case study 3 % below it. So one inner
+level is learned from as well (each in turn), and the others are predicted. *line*: without a term
+for the bend. *step*: a straight line and a price for the first host layer, which is what waking
+up processor threads, the first crossing, or losing CUDA graphs would look like. *waiting*: a card
+is slower the more of the time it waits, up to a limit.
 
 The step is refuted: it makes few host layers far too slow. What fits is a slowdown that grows
 with the share of the time the card waits and is complete at about a half, as clocks that follow
