@@ -27,6 +27,7 @@ class Decoder:
         self._vocab = api.llama_model_get_vocab(self._model)
         self._memory = api.llama_get_memory(self._context)
         self._in_memory: list[int] = []
+        self._pieces: dict[int, bytes] = {}
         self.has_text: bool = api.llama_vocab_type(self._vocab) != api.LLAMA_VOCAB_TYPE_NONE
         self.n_ctx = int(api.llama_n_ctx_seq(self._context))
         self._n_vocab = api.llama_vocab_n_tokens(self._vocab)
@@ -170,7 +171,7 @@ class Decoder:
             return "cancelled"
         while True:
             is_end = self.has_text and self._api.llama_vocab_is_eog(self._vocab, tokens[-1])
-            piece = b"" if is_end or not self.has_text else self._piece(tokens[-1])
+            piece = b"" if is_end else self._piece_of(tokens[-1])
             emit({"token": tokens[-1], "text": text.add(piece)})
             if is_end:
                 return "end"
@@ -198,6 +199,12 @@ class Decoder:
 
     def _sample(self, sampler: Any) -> int:
         return int(self._api.llama_sampler_sample(sampler, self._context, -1))
+
+    def _piece_of(self, token: int) -> bytes:
+        """The bytes a token stands for, asked for once; none where there is no vocabulary."""
+        if token not in self._pieces:
+            self._pieces[token] = self._piece(token) if self.has_text else b""
+        return self._pieces[token]
 
     def _piece(self, token: int, *, is_special: bool = False) -> bytes:
         buffer = ctypes.create_string_buffer(256)

@@ -30,8 +30,8 @@ class TextStream:
         return shown
 
     def _take(self, text: str) -> str:
-        if self.is_stopped:
-            return ""
+        if not self._stops or self.is_stopped:
+            return "" if self.is_stopped else text
         self._held += text
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
