@@ -98,7 +98,8 @@ class LlamaBench:
         prompts = sorted({t.n_prompt for t in tests if t.n_prompt}) or [0]
         generated = sorted({t.n_gen for t in tests if t.n_gen}) or [0]
         argv += ["-p", _joined(prompts), "-n", _joined(generated)]
-        argv += ["-d", _joined(sorted({t.n_depth for t in tests}))]
+        if depths := sorted({t.n_depth for t in tests} - {0}):  # a flag that old builds lack
+            argv += ["-d", _joined(depths)]
         argv += ["-t", str(bench.n_threads), "-r", str(n_repetitions), "-o", "jsonl"]
         if cell.is_repacked is not None and not bench.pins_host_weights:
             argv += ["--repack", str(int(cell.is_repacked))]
@@ -278,6 +279,8 @@ def _record(
 def timed_of(cell: Cell, record: Mapping[str, Any]) -> Timed | None:
     """Which of the cell's tests a record is about."""
     found = Timed(
-        n_prompt=int(record["n_prompt"]), n_gen=int(record["n_gen"]), n_depth=int(record["n_depth"])
+        n_prompt=int(record["n_prompt"]),
+        n_gen=int(record["n_gen"]),
+        n_depth=int(record.get("n_depth", 0)),
     )
     return found if found in cell.tests else None

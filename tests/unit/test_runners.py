@@ -77,7 +77,7 @@ def test_the_command_line_says_everything(tmp_path: Path) -> None:
     flags = _flags(runner.argv(_bench(), cell, cell.tests, 3))
     assert flags["-ts"] == "4/5" and flags["-ngl"] == "9" and flags["-dev"] == "CUDA0/CUDA1"
     assert flags["-ot"] == r"blk\.[0145]\.ffn_.*exps=CPU"
-    assert (flags["-p"], flags["-n"], flags["-d"]) == ("512", "32", "0")
+    assert (flags["-p"], flags["-n"]) == ("512", "32") and "-d" not in flags
     assert (flags["-t"], flags["-r"], flags["-o"], flags["-lm"]) == ("3", "3", "jsonl", "none")
     no_host = _cell("all, --no-host")
     assert _flags(runner.argv(_bench(), no_host, no_host.tests, 3))["--no-host"] == "1"
@@ -105,6 +105,13 @@ def test_records_lose_what_names_this_machine(tmp_path: Path) -> None:
     assert record["build_number"] == 11434
     assert timed_of(_cell("none"), record) == Timed(n_prompt=512)
     assert timed_of(_cell("none"), {**record, "n_prompt": 7}) is None
+
+
+def test_builds_that_know_no_depth(tmp_path: Path) -> None:
+    """Their records lack the field; what they time is at the start of the context."""
+    program = _program(tmp_path, "del record['n_depth']; print(json.dumps(record))\n")
+    (record,) = _run(program, _cell("none, -ub 128"))
+    assert timed_of(_cell("none"), record) == Timed(n_prompt=512)
 
 
 def test_records_come_while_the_program_runs(tmp_path: Path) -> None:
@@ -135,6 +142,9 @@ def test_a_program_that_fails(body: str, exit_code: int, tmp_path: Path) -> None
 
 def test_depths_are_runs_of_their_own(tmp_path: Path) -> None:
     """llama-bench multiplies depths with tests, so tests at two depths are two runs."""
-    body = "print(json.dumps(record | {'n_depth': int(sys.argv[sys.argv.index('-d') + 1])}))\n"
+    body = (
+        "if '-d' in sys.argv: record['n_depth'] = int(sys.argv[sys.argv.index('-d') + 1])\n"
+        "print(json.dumps(record))\n"
+    )
     cell = replace(_cell("none"), tests=(Timed(n_prompt=512), Timed(n_prompt=512, n_depth=64)))
     assert [r["n_depth"] for r in _run(_program(tmp_path, body), cell)] == [0, 64]
