@@ -7,16 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.recorded_speed import (
-    PHASES,
-    REASONS,
-    Guess,
-    fitted,
-    two_ends,
-    unmeasured,
-    with_mid_points,
-)
+from benchmarks.recorded_speed import REASONS
 from benchmarks.speed_cases import all_series, load
+from benchmarks.speed_guesses import PHASES, Guess, fitted, two_ends, unmeasured, with_mid_points
 
 
 @cache
