@@ -15,6 +15,7 @@ from tuner.quiet import LOAD_NOISY
 from tuner.samples import anchor_drift, sample_seconds
 
 _DRIFT_TELLING: Final = 0.05
+_GAIN_TELLING: Final = 0.05
 _SHAKY: Final = 0.3
 """A relative standard error above which a coefficient is shown as uncertain."""
 
@@ -80,6 +81,8 @@ def notes(learned: Learned, sweep: Sweep) -> list[str]:
             f"{n_timed} of {sweep.n_candidates} placements and settings were timed;"
             f" --time {max(sweep.full_s, sweep.spent_s) // 60 + 1:.0f}m would time them all"
         )
+    if (advice := _threads_advice(sweep)) is not None:
+        found.append(advice)
     if sweep.failures:
         labels = ", ".join(dict.fromkeys(f["label"] for f in sweep.failures))
         found.append(f"{len(sweep.failures)} runs failed: {labels}")
@@ -88,6 +91,27 @@ def notes(learned: Learned, sweep: Sweep) -> list[str]:
     if learned.fit.unidentified:
         found.append(_unidentified(learned))
     return found
+
+
+def _threads_advice(sweep: Sweep) -> str | None:
+    """Whether the host decodes faster with another number of threads."""
+    by_label: dict[str, list[float]] = {}
+    for sample in sweep.samples:
+        if sample["n_gen"] and (sample["label"] == "all" or sample.get("is_aside")):
+            by_label.setdefault(sample["label"], []).append(
+                sample_seconds(sample) / sample["n_gen"]
+            )
+    if "all" not in by_label or len(by_label) < 2:
+        return None
+    seconds = {label: statistics.median(found) for label, found in by_label.items()}
+    best = min(seconds, key=lambda label: seconds[label])
+    gain = seconds["all"] / seconds[best] - 1.0
+    if gain < _GAIN_TELLING:
+        return None
+    return (
+        f"with all experts on the host, {best.removeprefix('all, ')} decodes {gain:.0%} faster;"
+        " time the machine again with it"
+    )
 
 
 def _unidentified(learned: Learned) -> str:

@@ -51,6 +51,7 @@ class Cell:
     `counts` sum to less than all units where whole layers stay on the host.
     `is_repacked` says how host weights lie: None as llama.cpp does by itself. `is_short`
     cells run the same model with fewer layers, which tells what does not grow with them.
+    `n_threads` other than the sweep's make a run aside, for advice and not for the fit.
     """
 
     label: str
@@ -61,6 +62,7 @@ class Cell:
     op_offload: bool = True
     is_repacked: bool | None = None
     is_short: bool = False
+    n_threads: int | None = None
 
     def key(self) -> dict[str, Any]:
         """What makes it the same cell in a resumed sweep."""
@@ -251,6 +253,8 @@ def _settings(bench: Bench, sizes: Sizes, even: Cell, everything: Cell) -> Itera
     other = bench.pins_host_weights
     label = "all, --no-host" if other else "all, not repacked"
     yield replace(everything, label=label, is_repacked=other)
+    for n_threads in {bench.n_threads // 2, bench.n_threads * 2} if bench.n_threads > 1 else ():
+        yield replace(everything, label=f"all, -t {n_threads}", n_threads=n_threads)
     if any(d.backend.offloads_ops for d in bench.devices):
         prompts = tuple(t for t in everything.tests if t.n_prompt)
         yield replace(everything, label="all, no op-offload", tests=prompts, op_offload=False)

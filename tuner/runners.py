@@ -100,7 +100,14 @@ class LlamaBench:
         argv += ["-p", _joined(prompts), "-n", _joined(generated)]
         if depths := sorted({t.n_depth for t in tests} - {0}):  # a flag that old builds lack
             argv += ["-d", _joined(depths)]
-        argv += ["-t", str(bench.n_threads), "-r", str(n_repetitions), "-o", "jsonl"]
+        argv += [
+            "-t",
+            str(cell.n_threads or bench.n_threads),
+            "-r",
+            str(n_repetitions),
+            "-o",
+            "jsonl",
+        ]
         if cell.is_repacked is not None and not bench.pins_host_weights:
             argv += ["--repack", str(int(cell.is_repacked))]
         return tuple(argv)
@@ -206,7 +213,7 @@ def _load_options(launch: Launch, bench: Bench, cell: Cell) -> LoadOptions:
         no_host=launch.no_host,
         use_extra_bufts=bench.pins_host_weights or repacks,
         load_mode=launch.load_mode,
-        n_threads=bench.n_threads,
+        n_threads=cell.n_threads or bench.n_threads,
     )
 
 
@@ -250,7 +257,7 @@ def _record(
         "model_size": bench.model_of(cell).size_bytes,
         "n_batch": launch.n_batch,
         "n_ubatch": launch.n_ubatch,
-        "n_threads": bench.n_threads,
+        "n_threads": cell.n_threads or bench.n_threads,
         "type_k": launch.type_k,
         "type_v": launch.type_v,
         "n_gpu_layers": launch.n_gpu_layers,

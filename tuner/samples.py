@@ -46,6 +46,7 @@ def make_sample(
         },
         "repetition": step.repetition,
         "is_anchor": step.is_anchor,
+        "is_aside": step.cell.n_threads is not None,
         "model": describe_model(bench.model_of(step.cell), subject),
         "work": dict(bench.work(step.cell, timed).amounts),
         **seen,
@@ -92,9 +93,14 @@ def sample_seconds(sample: Mapping[str, Any]) -> float:
 
 
 def make_runs(samples: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """What a fit reads; noise is the scatter of the repetitions and the load of others."""
+    """What a fit reads; noise is the scatter of the repetitions and the load of others.
+
+    Runs aside, with another number of threads, are left out.
+    """
     runs = []
     for sample in samples:
+        if sample.get("is_aside"):
+            continue
         counted = counted_ns(sample)
         seconds = statistics.median(counted) / 1e9
         scatter = statistics.stdev(counted) / 1e9 / seconds if len(counted) > 1 else 0.0

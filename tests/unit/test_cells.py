@@ -36,6 +36,16 @@ def test_the_runs_people_ask_for() -> None:
     }  # fmt: skip
 
 
+def test_other_numbers_of_threads_are_asides() -> None:
+    """Half and twice the threads, where there is more than one; the command line has them."""
+    cells = _cells(replace(_bench(), n_threads=8))
+    asides = {label: cell for label, cell in cells.items() if cell.n_threads}
+    assert {label: cell.n_threads for label, cell in asides.items()} == {
+        "all, -t 4": 4, "all, -t 16": 16
+    }  # fmt: skip
+    assert all(cell.host_layers == cells["all"].host_layers for cell in asides.values())
+
+
 def test_own_relieves_every_card_first_only_one() -> None:
     """Half of each card's layers, against the first half, which is the first card's."""
     cells = _cells(_bench())

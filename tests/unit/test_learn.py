@@ -28,7 +28,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     runner = FakeRunner(noise=0.01, fails=frozenset(["on CUDA1"]))
     with SampleLog(tmp_path_factory.mktemp("sweep") / "log.jsonl") as log:
         return run_sweep(
-            subject(), cards(), runner=runner, log=log, time_s=900.0, n_threads=8,
+            subject(), cards(), runner=runner, log=log, time_s=900.0, n_threads=1,
             clock=runner.clock,
         )  # fmt: skip
 
@@ -126,3 +126,13 @@ def test_notes_say_what_disturbed(sweep: Sweep, learned: Learned) -> None:
         assert words not in calm
     few = replace(sweep, samples=quiet[:8], failures=[], full_s=700.0)
     assert "--time" in "\n".join(notes(learned, few))
+
+
+def test_more_threads_are_advised_where_they_help(sweep: Sweep, learned: Learned) -> None:
+    """A host that decodes a quarter faster with other threads is told of; a hair is not."""
+    whole = next(s for s in sweep.samples if s["label"] == "all" and s["n_gen"])
+    for factor, is_told in ((0.8, True), (0.99, False)):
+        aside = dict(whole, label="all, -t 16", is_aside=True)
+        aside["samples_ns"] = [round(ns * factor) for ns in whole["samples_ns"]]
+        told = "\n".join(notes(learned, replace(sweep, samples=[*sweep.samples, aside])))
+        assert ("-t 16 decodes" in told) is is_told

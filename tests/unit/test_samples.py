@@ -42,6 +42,11 @@ def test_noise_grows_with_scatter_and_with_load() -> None:
     assert quiet.label == "none tg8" and quiet.seconds == 100e-9
 
 
+def test_runs_aside_do_not_count() -> None:
+    """Another number of threads is another machine to the fit."""
+    assert len(make_runs([_sample([100] * 3), _sample([50] * 3, is_aside=True)])) == 1
+
+
 def test_drift_is_seen_in_anchors_only() -> None:
     """Largest over smallest of the same test; one anchor shows nothing."""
     a, b = _sample([100] * 3), _sample([110] * 3)
