@@ -151,8 +151,13 @@ class PlanFlags(MachineFlags):
     """Everything a plan can be told."""
 
     margin: Annotated[
-        str, typer.Option("--margin", metavar="SIZE[,SIZE…]", help="To leave free on each card.")
-    ] = "1GiB"
+        str | None,
+        typer.Option(
+            "--margin",
+            metavar="SIZE[,SIZE…]",
+            help="To leave free on each card [1GiB, or what serve --canary saw].",
+        ),
+    ] = None
     n_ctx: Annotated[
         int | None,
         typer.Option("-c", "--ctx-size", help="Context [training context, at most 32768]."),
@@ -253,7 +258,7 @@ class PlanFlags(MachineFlags):
             cpu_moe=self.cpu_moe,
             load_mode=self.load_mode,
             rpc=self.rpc,
-            margin_bytes=parse_sizes(self.margin, "--margin"),
+            margin_bytes=parse_sizes("1GiB" if self.margin is None else self.margin, "--margin"),
             strategy=Strategy(self.strategy.value),
         )
 
@@ -272,6 +277,8 @@ class PlanFlags(MachineFlags):
         machine, options = _choose_devices(
             machine, options, self.device, named=bool(self.gpu or self.devices_file)
         )
+        if self.margin is None:
+            options = _with_growth(options, model, machine)
         made = make_plan(
             model, machine.devices, options, host_free_bytes=self.host_free_bytes(machine)
         )
@@ -303,6 +310,22 @@ class PlanFlags(MachineFlags):
             )
         saved = read_saved(path)
         return plan_of_saved(saved), saved.request
+
+
+def _with_growth(options: PlanOptions, model: Model, machine: Machine) -> PlanOptions:
+    """Margins raised to what `serve --canary` saw of this model on these very cards."""
+    if not machine.devices or not any(card.description for card in machine.devices):
+        return options  # cards described by hand were never seen
+    from offload.cli.app import notify
+    from offload.engine.growth import margins_with_growth, recorded_growth
+
+    growth = recorded_growth(model, machine.devices)
+    default = options.margin_bytes * len(machine.devices)
+    margins = margins_with_growth(default, machine.devices, growth)
+    if margins == default:
+        return options
+    notify("margins are raised to what a long prompt took here before; --margin sets them")
+    return replace(options, margin_bytes=margins)
 
 
 def read_model(path: str) -> Model:
