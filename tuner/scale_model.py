@@ -9,7 +9,6 @@ MTP blocks are left out. Writing it: tuner/scale_file.py.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -91,7 +90,7 @@ def make_scale_model(
     """The small model for the file (or any part of the split set) at `path`.
 
     As many layers as fit into `budget_bytes` of tensors, or exactly `n_layer`. Within the
-    budget no more than `wish_bytes`, if that leaves two layers of a kind. `vocab`
+    budget no more than `wish_bytes`, if that leaves two layers with experts. `vocab`
     is `none` (token ids only) or `bytes`. Raises GGUFError, UnsupportedModelError for
     models that cannot be cut, UsageError for a budget below the smallest cut.
     """
@@ -184,8 +183,8 @@ def _cut(
     sizes = {n: _bytes_of_count(source, n) for n in counts if _can_have(source, n)}
     wished = (n for n in sizes if wish_bytes is None or sizes[n] <= wish_bytes)
     n = next(wished, min(sizes))
-    if wish_bytes is not None and not _has_two_alike(source, n):
-        n = min((other for other in sizes if _has_two_alike(source, other)), default=n)
+    if wish_bytes is not None and not _can_be_halved(source, n):
+        n = min((other for other in sizes if _can_be_halved(source, other)), default=n)
     while budget_bytes is not None and sizes[n] > budget_bytes:
         smaller = [other for other in sizes if other < n]
         if not smaller:
@@ -194,10 +193,11 @@ def _cut(
     return _of_count(source, n, vocab)
 
 
-def _has_two_alike(source: _Source, n: int) -> bool:
-    """Whether `n` layers are enough to have one on a card and one like it on the host."""
+def _can_be_halved(source: _Source, n: int) -> bool:
+    """Whether `n` layers are enough to have experts on a card and experts on the host."""
     chosen = next(candidates(source.kinds, n, n_lead=source.n_lead))
-    return max(Counter(source.kinds[il] for il in chosen).values()) > 1
+    movable = source.model.expert_layers or range(len(source.layers))
+    return sum(il in movable for il in chosen) > 1
 
 
 def _bytes_of_count(source: _Source, n: int) -> int:

@@ -25,11 +25,11 @@ Array = NDArray[np.float64]
 ANCHOR_EVERY: Final = 6
 """Runs between two anchors."""
 
-MUST: Final = (ANCHOR, "all", "own 2/4")
-"""What people look at first; made however short the time is."""
+MUST: Final = (ANCHOR, "all")
+"""The two ends; made however short the time is."""
 
-FIRST: Final = (*MUST, "fewer layers", "own 1/4")
-"""Next, what grows with layers, and whether time is a straight line."""
+FIRST: Final = (*MUST, "own 2/4", "fewer layers", "own 1/4")
+"""Next, what lies between them, and what grows with layers."""
 
 _ROUGH_S: Final[Mapping[str, float]] = {
     "const": 1e-3, "ubatch": 1e-3, "layer": 1e-4, "hop": 5e-5, "read": 1e-10, "context": 1e-10,
