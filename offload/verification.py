@@ -52,8 +52,8 @@ class Verification:
     """The comparison; `wrong_owners` are layers and `wrong_tensors` names that differ.
 
     `layers[il]` is llama.cpp's name of the device of layer il, the output layer last.
-    `is_exact` is False where llama.cpp printed whole MiB only, `source` says who was
-    asked, `notes` what could not be asked.
+    `is_exact` is False where llama.cpp printed whole MiB only, `source` and `build` say who
+    was asked, `notes` what could not be asked.
     """
 
     devices: tuple[DeviceCheck, ...]
@@ -63,6 +63,7 @@ class Verification:
     wrong_tensors: tuple[str, ...]
     is_exact: bool = True
     source: str = ""
+    build: int | None = None
     notes: tuple[str, ...] = ()
 
     @property

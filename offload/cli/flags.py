@@ -258,20 +258,34 @@ class PlanFlags(MachineFlags):
             cpu_moe=self.cpu_moe,
             load_mode=self.load_mode,
             rpc=self.rpc,
+            llama_build=self._build(),
             margin_bytes=parse_sizes("1GiB" if self.margin is None else self.margin, "--margin"),
             strategy=Strategy(self.strategy.value),
         )
 
-    def plan(self, model_path: str) -> Plan:
-        """The plan these flags ask for; what a probe could not find out is told on stderr."""
-        return self.plan_here(model_path)[0]
+    def _build(self) -> int | None:
+        """The build of `--llama-server`; None where none is named or it has no number."""
+        if self.llama_server is None:
+            return None
+        from pathlib import Path
 
-    def plan_here(self, model_path: str) -> tuple[Plan, Machine]:
-        """The plan, and the machine it is for."""
+        from offload.engine.binaries import build_number, find_binary
+
+        program = find_binary("llama-server", Path(self.llama_server))
+        return None if program is None else build_number(program)
+
+    def plan(self, model_path: str, llama_build: int | None = None) -> Plan:
+        """The plan these flags ask for; what a probe could not find out is told on stderr."""
+        return self.plan_here(model_path, llama_build)[0]
+
+    def plan_here(self, model_path: str, llama_build: int | None = None) -> tuple[Plan, Machine]:
+        """The plan, and the machine it is for; `llama_build` where no flag says which runs it."""
         from offload.cli.app import notify
         from offload.plan import make_plan
 
         options = self.options()
+        if options.llama_build is None:
+            options = replace(options, llama_build=llama_build)
         model = read_model(model_path)
         machine = self.machine()
         machine, options = _choose_devices(
@@ -286,7 +300,7 @@ class PlanFlags(MachineFlags):
             notify(notice.text)
         return made, machine
 
-    def plan_or_saved(self, path: str) -> tuple[Plan, Request]:
+    def plan_or_saved(self, path: str, llama_build: int | None = None) -> tuple[Plan, Request]:
         """The plan saved at `path`, or one for the model there, and what asked for it.
 
         Raises UsageError where flags contradict a saved plan.
@@ -295,7 +309,7 @@ class PlanFlags(MachineFlags):
         from offload.saved import is_saved_plan, plan_of_saved, read_saved
 
         if not is_saved_plan(path):
-            plan = self.plan(path)
+            plan = self.plan(path, llama_build)
             return plan, request_of_plan(plan)
         ours = {"llama_server"}
         set_here = [

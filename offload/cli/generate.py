@@ -54,10 +54,11 @@ def generate(
     output: ReportOption = Report.TABLE,
 ) -> int:
     """Load a plan with llama-cpp-python and go on from a prompt; timings go to stderr."""
+    from offload.engine.library_build import library_build
     from offload.engine.stream import Sampling
     from offload.engine.summary import run_to_json
 
-    plan, _ = flags.plan_or_saved(target)
+    plan, _ = flags.plan_or_saved(target, library_build())
     if not plan.feasible:
         notify("this plan does not fit; offload plan says by how much and what would help")
         return 1

@@ -18,6 +18,7 @@ from offload.cli.flags import (
 )
 
 if TYPE_CHECKING:
+    from offload.engine.verify import Judge
     from offload.plan import Plan
 
 
@@ -36,9 +37,10 @@ def plan(
     from offload.forecast import make_forecast
     from offload.render import plan_to_json, render_plan
 
-    made, machine = flags.plan_here(model)
-    if verify:
-        made = _confirmed(made, flags)
+    judge = _judge(flags) if verify else None
+    made, machine = flags.plan_here(model, None if judge is None else judge.build)
+    if judge is not None:
+        made = _confirmed(made, judge)
     argv = emit_server_args(make_launch(made))
     if flags.llama_server is not None:
         from offload.engine.binaries import read_build
@@ -56,16 +58,20 @@ def plan(
     return 0 if made.feasible else 1
 
 
-def _confirmed(made: Plan, flags: PlanFlags) -> Plan:
+def _judge(flags: PlanFlags) -> Judge:
+    from offload.engine.verify import find_judge
+
+    return find_judge(None if flags.llama_server is None else Path(flags.llama_server))
+
+
+def _confirmed(made: Plan, judge: Judge) -> Plan:
     """The plan with llama.cpp's own numbers; what it changed is told on stderr."""
     from offload.engine.confirm import confirm_plan
-    from offload.engine.verify import find_judge
     from offload.errors import LlamaCppError
     from offload.render.confirmation import changes
     from offload.render.request_json import request_of_plan
 
-    program = None if flags.llama_server is None else Path(flags.llama_server)
-    confirmation = confirm_plan(made, request_of_plan(made), find_judge(program))
+    confirmation = confirm_plan(made, request_of_plan(made), judge)
     for text in changes(confirmation.rounds[0], confirmation.best):
         notify(f"llama.cpp's own numbers changed the plan: {text}")
     if not confirmation.best.verification.places_equal:

@@ -53,7 +53,7 @@ def serve(
     extra = _passed_on(ctx.args)
     try:
         program = find_program(None if flags.llama_server is None else Path(flags.llama_server))
-        plan, request = flags.plan_or_saved(target)
+        plan, request = flags.plan_or_saved(target, program.build.number)
     except KeyboardInterrupt:
         notify("interrupted; nothing was started")
         return 130

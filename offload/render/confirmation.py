@@ -23,8 +23,13 @@ def render_confirmation(confirmation: Confirmation) -> str:
         if i:
             lines += ["", *(f"changed: {text}" for text in changes(confirmation.rounds[0], one))]
         lines += [*_table(one.verification), *_differences(one.verification)]
-    lines += ["", _verdict(confirmation)]
+    lines += ["", _verdict(confirmation) + _who(confirmation.best.verification)]
     return "\n".join(lines)
+
+
+def _who(verification: Verification) -> str:
+    build = "" if verification.build is None else f" b{verification.build}"
+    return f" (asked: {verification.source}{build})"
 
 
 def _table(verification: Verification) -> list[str]:
@@ -117,6 +122,7 @@ def _round_to_json(one: Round) -> dict[str, Any]:
     return {
         "holds": one.holds,
         "source": verification.source,
+        "llama_build": verification.build,
         "is_exact": verification.is_exact,
         "wrong_owners": list(verification.wrong_owners),
         "wrong_tensors": list(verification.wrong_tensors),

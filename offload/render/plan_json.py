@@ -82,6 +82,7 @@ def plan_to_json(plan: Plan, forecast: Forecast | None = None) -> dict[str, Any]
             "type_k": launch.type_k,
             "type_v": launch.type_v,
             "flash_attn": context.flash_attn,
+            "llama_build": plan.options.llama_build,
             "strategy": str(plan.options.strategy),
         },
         "feasible": plan.feasible,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -153,6 +154,19 @@ def test_a_port_is_held_and_found_in_use() -> None:
         held_port("127.0.0.1", port.number) as again,
     ):
         assert again == port.number
+
+
+@pytest.mark.parametrize("option", ["SO_REUSEADDR", "SO_REUSEPORT"])
+def test_servers_old_and_new_may_have_a_held_port(option: str) -> None:
+    """llama-server sets one of the two options, by its age; without any the port stays ours."""
+    with held_port("127.0.0.1", 0) as number:
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+            server.bind(("127.0.0.1", number))
+            server.listen()
+            assert is_reachable(f"127.0.0.1:{number}")
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", number))
 
 
 @pytest.mark.parametrize(

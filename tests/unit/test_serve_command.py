@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from offload.emit import Launch
+from offload.emit.build import Build
 from offload.engine.server_api import Address
 from offload.engine.server_command import (
     Program,
@@ -18,7 +19,7 @@ from offload.engine.server_command import (
 from offload.errors import UsageError
 
 KNOWN = frozenset("-m -ngl -c -ub -fit --load-mode --host --port -lv".split())
-PROGRAM = Program(path=Path("/opt/llama-server"), known_flags=KNOWN, verbosity=("-lv", "4"))
+PROGRAM = Program(path=Path("/opt/llama-server"), build=Build(flags=KNOWN), verbosity=("-lv", "4"))
 LAUNCH = Launch(model_path="m.gguf", n_gpu_layers=7, n_ctx=512, n_batch=2048, n_ubatch=64)
 HERE = Address(host="127.0.0.1", port=8080)
 
@@ -56,7 +57,7 @@ def test_flags_that_are_not_the_users_to_add(flag: str, says: str) -> None:
 
 def test_a_build_too_old_is_said_by_flag() -> None:
     """The plan needs -ub, this --help does not list it."""
-    old = Program(path=Path("old"), known_flags=KNOWN - {"-ub"})
+    old = Program(path=Path("old"), build=Build(flags=KNOWN - {"-ub"}))
     with pytest.raises(UsageError, match="-ub"):
         make_command(LAUNCH, old, HERE)
 
