@@ -6,6 +6,8 @@ failed read is one GGUFError that says what could not be read and where.
 
 from __future__ import annotations
 
+import functools
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
@@ -21,6 +23,9 @@ INCOMPLETE: Final = "the download is incomplete or the file damaged: resume it o
 _WINDOW_BYTES: Final = 1 << 20
 _SHOWN_MAX: Final = 80
 _U64: Final = struct.Struct("<Q")
+_RUN_STRINGS: Final = 128
+_USUAL_LENGTHS: Final = (6, 7, 5, 8, 4, 9, 3, 10, 11, 12, 2, 13, 14, 15, 16, 1, *range(17, 49))
+"""Bytes of a vocabulary's strings, the frequent ones first."""
 
 ReadAt: TypeAlias = Callable[[int, int], bytes]
 
@@ -35,6 +40,16 @@ def printable(text: str) -> str:
 def shortened(text: str) -> str:
     """The beginning of a text from a file, for a message of one line."""
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+
+
+@functools.cache
+def _short_strings() -> re.Pattern[bytes]:
+    """A run of strings of usual lengths, each behind its length, without going back into one.
+
+    The regex engine steps over a vocabulary in half the time of a loop over its lengths.
+    """
+    each = b"|".join(re.escape(_U64.pack(n)) + b".{%d}" % n for n in _USUAL_LENGTHS)
+    return re.compile(b"(?:%s){%d}+" % (each, _RUN_STRINGS), re.DOTALL)
 
 
 class HeaderBytes:
@@ -130,15 +145,22 @@ class HeaderBytes:
         """Step over strings by their lengths: the one hot loop, 300 000 times in a big header."""
         start = self.offset
         length_at = _U64.unpack_from
+        match_run = _short_strings().match if n_strings > _RUN_STRINGS else None
         n_left = n_strings
         while n_left:
             window, index = self._window, self._index
+            while match_run and n_left >= _RUN_STRINGS and (run := match_run(window, index)):
+                index = run.end()
+                n_left -= _RUN_STRINGS
+            n_next = min(n_left, _RUN_STRINGS)
+            n_left -= n_next
             try:
-                for n_left in range(n_left, 0, -1):  # noqa: B007, B020 - where it stops counts
+                for n_next in range(n_next, 0, -1):  # noqa: B007, B020 - where it stops counts
                     index += 8 + length_at(window, index)[0]
-                n_left = 0
+                n_next = 0
             except (struct.error, OverflowError):  # the next length is not in the window
                 pass
+            n_left += n_next
             self._index = index
             if self.offset > self._file_bytes:
                 raise self.error(
@@ -146,7 +168,7 @@ class HeaderBytes:
                     f"{INCOMPLETE}",
                     start,
                 )
-            if n_left:
+            if n_next:
                 self._move_window(8, what)
 
     def _claim(self, n_bytes: int, what: str) -> int:

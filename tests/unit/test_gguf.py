@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -404,6 +405,27 @@ def test_windows(monkeypatch: pytest.MonkeyPatch, window_bytes: int) -> None:
     expected: GGUFHeader = parse_header(data)
     monkeypatch.setattr("offload.header_bytes._WINDOW_BYTES", window_bytes)
     assert parse_header(data) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("longest", [3, 48, 49, 400])
+def test_strings_of_any_length_are_stepped_over(
+    monkeypatch: pytest.MonkeyPatch, seed: int, longest: int
+) -> None:
+    """Runs of usual lengths, long ones between, bytes like lengths: the next key is found."""
+    rng = random.Random(seed)
+    tokens = [
+        rng.choice((b"\0", b"\6\0\0\0", b"x")) * rng.randint(0, longest)
+        if rng.random() < rng.choice((0.01, 0.5))
+        else b"ab" * rng.randint(1, 8)
+        for _ in range(rng.choice((127, 128, 129, 256, 1000)))
+    ]
+    data = gguf([array("tokenizer.ggml.tokens", "string", tokens), key("after", "u8", 9)])
+    monkeypatch.setattr("offload.header_bytes._WINDOW_BYTES", rng.choice((64, 1000, 1 << 20)))
+    assert parse_header(data).metadata["after"] == 9
+    end = len(gguf([array("tokenizer.ggml.tokens", "string", tokens)]))
+    with pytest.raises(GGUFError, match=r"string|bytes"):
+        parse_header(data[: rng.randint(end - len(tokens[-1]) - 8, end - 1)])
 
 
 def test_memory_of_a_large_vocabulary() -> None:
