@@ -18,8 +18,8 @@ was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from offload.device import (
     Device,
@@ -35,8 +35,7 @@ from offload.units import parse_bandwidth_bytes_per_s, parse_size_bytes
 _TEXT_MAX: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(NamedTuple):
     """The machine's own memory and processors; None means "not known"."""
 
     memory_available_bytes: int | None = None
@@ -45,16 +44,14 @@ class Host:
     n_cores_physical: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(NamedTuple):
     """Something the user should know: a stable `code` for scripts and a text for people."""
 
     code: str
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(NamedTuple):
     """Cards in llama.cpp's order, the host, and what could not be found out."""
 
     devices: tuple[Device, ...] = ()

@@ -5,6 +5,7 @@ One file per command; only the typed one is imported. Nobody imports this room.
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from typing import Final
@@ -25,6 +26,8 @@ COMMANDS: Final = (
 
 def main() -> None:
     """Entry point of the `offload` console script."""
+    # what a plan makes it keeps to its end: looking for garbage every 700 objects took 3 % of it
+    gc.set_threshold(50_000)
     typed = sys.argv[1:2]
     try:
         for command in typed if typed and typed[0] in COMMANDS else COMMANDS:

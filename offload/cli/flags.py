@@ -131,7 +131,7 @@ class MachineFlags:
         cards = devices_from_flags(
             gpus, sizes, tuple(self.gpu or ()), rpc=self.endpoints, found=found.devices
         )
-        return replace(found, devices=cards)
+        return found._replace(devices=cards)
 
     def host_free_bytes(self, machine: Machine) -> int | None:
         """Host memory as given, as described, or as found on this machine."""
@@ -379,7 +379,7 @@ def _choose_devices(
     """Apply `-dev`; cards that the user named are emitted as `-dev` so that no other is used."""
     cards = machine.devices
     if names == "none":
-        return replace(machine, devices=()), replace(options, device_names=("none",))
+        return machine._replace(devices=()), replace(options, device_names=("none",))
     if names is not None:
         by_name = {card.name: card for card in cards}
         wanted = names.split(",")
@@ -393,7 +393,7 @@ def _choose_devices(
         cards = tuple(by_name[name] for name in wanted)
     if names is not None or named:
         options = replace(options, device_names=tuple(card.name for card in cards))
-    return replace(machine, devices=cards), options
+    return machine._replace(devices=cards), options
 
 
 def _on_off_auto(text: str | None) -> bool | None:

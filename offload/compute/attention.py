@@ -7,8 +7,7 @@ attention parts of src/models/*.cpp, b11434.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.compute.blocks import Builder
 from offload.compute.graph import Node, Outside, Source, view
@@ -84,8 +83,7 @@ def hadamard(b: Builder, x: Source, rotation: Outside | None) -> Source:
     return view(b.fresh(b.width(x), rotation, view(x)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class Style(NamedTuple):
     """How one architecture's plain attention differs from the most common one."""
 
     norm_after_rope: bool = False

@@ -8,8 +8,8 @@ equal layers on one device are built only as far as they can make a difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from offload.backend import CPU, Backend
 from offload.compute.allocate import measure_buffers
@@ -46,8 +46,7 @@ _ROWS_BEFORE_NORM: Final = frozenset(("deepseek4", "glm5-next", "gpt-oss", "hy_v
 """Models that keep only the rows of outputs after the last layer, but before the last norm."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeBytes:
+class ComputeBytes(NamedTuple):
     """Compute buffer bytes of every device, and of the host's backend."""
 
     devices: tuple[int, ...]
@@ -100,14 +99,13 @@ def estimate_compute(
         problem = _Problem(facts, options, split, host_tensors, layers, n_outputs, machine)
         may_drop = HOST in split.owners or not options.offload_kqv
         if options.flash_attn_auto and may_drop and _drops_flash_attn(problem):
-            problem = replace(problem, options=replace(options, flash_attn=False))
+            problem = problem._replace(options=replace(options, flash_attn=False))
         stages = offloading is not None and bool(host_tensors or HOST in split.owners)
         sizes = facts.sizes[key] = _sizes(problem, stages=stages)
     return ComputeBytes(devices=tuple(sizes[:-1]), host=sizes[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Machine:
+class _Machine(NamedTuple):
     """The backends, cards first: which one takes over host operations, how they allocate."""
 
     host: int
@@ -117,8 +115,7 @@ class _Machine:
     cache_copiers: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
+class _Problem(NamedTuple):
     facts: ModelFacts
     options: ContextOptions
     split: LayerSplit
@@ -138,7 +135,7 @@ def _drops_flash_attn(problem: _Problem) -> bool:
     if not any(layer.is_recr for layer in problem.facts.layers):
         return False
     n_seqs = problem.options.n_seq_max
-    probe = replace(problem, options=replace(problem.options, n_ubatch=n_seqs), n_outputs=n_seqs)
+    probe = problem._replace(options=replace(problem.options, n_ubatch=n_seqs), n_outputs=n_seqs)
     graph = Graph(problem.machine.host)
     _build(graph, probe, problem.options.llama_build or NEWEST_BUILD)
     assign_backends(graph, problem.machine.offloading)
@@ -233,7 +230,7 @@ def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Source, back
     head = weights.get("output") or weights["token_embd"]
     norm = weights.get("output_norm")
     if facts.layers and "output_res_score" in weights:
-        last = replace(facts.layers[-1], weights=weights)
+        last = facts.layers[-1]._replace(weights=weights)
         x = mix_banked(Builder(graph, inputs, facts, last, backend, {}), x, "output_res_score")
     takes_rows = facts.arch in OUTPUTS_AFTER_LAYERS
     n_bytes = facts.hp.n_embd * rows * F32

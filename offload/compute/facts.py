@@ -6,8 +6,7 @@ names, and a number that is equal for layers whose graphs are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from offload.context import Cache
 from offload.hparams import HParams
@@ -27,8 +26,7 @@ def n_banked(il: int) -> int:
     return -(-il // LAYERS_PER_BANK)
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """A weight that the graph reads; `name` is its whole name."""
 
     name: str
@@ -42,8 +40,7 @@ Weights: TypeAlias = dict[str, Weight]
 """Weights by name without `blk.N.` and `.weight`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFacts:
+class LayerFacts(NamedTuple):
     """One layer of the trunk.
 
     Layers with an equal `signature` have equal graphs; weights count there by shape only,
@@ -66,8 +63,7 @@ class LayerFacts:
     is_recr: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(NamedTuple):
     """A model as the graph builders see it; `weights` are those outside the layers.
 
     `places` finds a layer's weight by its whole name: its layer, short name and bytes.

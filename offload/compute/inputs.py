@@ -8,8 +8,7 @@ device that reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.compute.builds import mixes_batches
 from offload.compute.facts import ModelFacts
@@ -30,8 +29,7 @@ _NO_MIXED_BATCHES: Final = frozenset(
 """`llm_arch_supports_mixed_batch` (src/llama-arch.cpp, b11434)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheInputs:
+class CacheInputs(NamedTuple):
     """What one kind of cache adds to the graph; `n_kv` cells in each of `n_stream` streams."""
 
     n_kv: int
@@ -45,8 +43,7 @@ class CacheInputs:
     """There is no cache: the tokens of a batch see each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The graph's inputs and the sizes of the batch; `caches` by kind of cache."""
 
     n_tokens: int

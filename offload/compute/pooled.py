@@ -8,8 +8,7 @@ a reserved graph. Its masks are cells and chosen cells times tokens, several at 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from offload.compute.blocks import Builder
 from offload.compute.builds import pools_by_cell
@@ -23,8 +22,7 @@ _F16: Final = 2
 _POOLS_PAD: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
+class Pools(NamedTuple):
     """Sizes of the choice: pools in all, those completed by a batch, chosen ones and cells."""
 
     size: int

@@ -8,8 +8,8 @@ a rule instead of `-ncmoe`), left out where that build does it anyway, or refuse
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from offload.emit.build import Build
 from offload.emit.launch import Launch
@@ -19,8 +19,7 @@ from offload.rules import cpu_moe_rule, n_cpu_moe_rules, render_overrides
 _NO_SUBSTITUTE: Final = ("",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """One flag: all its spellings, ours first; `value` None makes it a switch.
 
     `env` is its environment variable in b11434, None where there is none; a flag that
@@ -100,7 +99,7 @@ def adapt(setting: Setting, build: Build) -> Iterator[Setting]:
     known = tuple(text for text in setting.spellings if text in build.flags)
     if known:
         env = next((build.environment[f] for f in known if f in build.environment), None)
-        yield from _as_switch(replace(setting, spellings=known, env=env), build)
+        yield from _as_switch(setting._replace(spellings=known, env=env), build)
         return
     if not set(setting.older) <= build.flags:
         raise UsageError(
@@ -128,7 +127,7 @@ def _as_switch(setting: Setting, build: Build) -> Iterator[Setting]:
     flag = setting.spellings[0]
     if "-fa" in setting.spellings and not build.hints.get(flag, "?"):
         if setting.value == "on":
-            yield replace(setting, value=None)
+            yield setting._replace(value=None)
         return
     yield setting
 
