@@ -331,7 +331,7 @@ def _with_growth(options: PlanOptions, model: Model, machine: Machine) -> PlanOp
     if not machine.devices or not any(card.description for card in machine.devices):
         return options  # cards described by hand were never seen
     from offload.cli.app import notify
-    from offload.engine.growth import margins_with_growth, recorded_growth
+    from offload.engine.serving.growth import margins_with_growth, recorded_growth
 
     growth = recorded_growth(model, machine.devices)
     default = options.margin_bytes * len(machine.devices)

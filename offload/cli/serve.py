@@ -13,8 +13,8 @@ from offload.cli.flags import PlanFlags, PlanOrModel
 from offload.errors import UsageError
 
 if TYPE_CHECKING:
-    from offload.engine.readiness import LoadProgress
-    from offload.engine.serve import ServeOptions
+    from offload.engine.serving.readiness import LoadProgress
+    from offload.engine.serving.serve import ServeOptions
     from offload.plan import Plan
     from offload.render.request_json import Request
 
@@ -44,9 +44,9 @@ def serve(
     ] = 20.0,
 ) -> int:
     """Load a plan with llama-server and keep it running; flags after -- are llama-server's."""
-    from offload.engine.serve import ServeOptions
-    from offload.engine.server_command import find_program
-    from offload.engine.supervise import Policy
+    from offload.engine.serving.serve import ServeOptions
+    from offload.engine.serving.server_command import find_program
+    from offload.engine.serving.supervise import Policy
 
     if canary_tokens is not None and canary_tokens < 1:
         raise UsageError(f"--canary-tokens {canary_tokens}: at least 1")
@@ -77,8 +77,8 @@ def serve(
 
 def _serve(plan: Plan, request: Request, options: ServeOptions) -> int:
     """Until it is stopped: 0 where it served before, else 128 + signal."""
-    from offload.engine.serve import Voice, stop_on_signals
-    from offload.engine.serve import serve as serve_plan
+    from offload.engine.serving.serve import Voice, stop_on_signals
+    from offload.engine.serving.serve import serve as serve_plan
 
     screen = _Screen()
     voice = Voice(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.engine.growth import record_growth
+from offload.engine.serving.growth import record_growth
 from offload.model import make_model
 from offload.options import PlanOptions
 from offload.plan import make_plan

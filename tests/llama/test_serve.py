@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from offload.engine.growth import recorded_growth
+from offload.engine.serving.growth import recorded_growth
 from offload.engine.virtual_cards import VirtualCard, virtual_cards
 from offload.model import make_model
 from offload.saved import read_plan

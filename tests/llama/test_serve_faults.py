@@ -21,10 +21,10 @@ import pytest
 from offload.device import parse_device
 from offload.engine.ports import Port, is_listening, reserved_ports
 from offload.engine.process import started
-from offload.engine.readiness import LoadProgress, Patience
-from offload.engine.serve import ServeOptions, StopRequest, Voice, serve
-from offload.engine.server_command import find_program
-from offload.engine.supervise import Policy
+from offload.engine.serving.readiness import LoadProgress, Patience
+from offload.engine.serving.serve import ServeOptions, StopRequest, Voice, serve
+from offload.engine.serving.server_command import find_program
+from offload.engine.serving.supervise import Policy
 from offload.engine.virtual_cards import virtual_cards
 from offload.errors import LlamaCppError
 from offload.model import make_model

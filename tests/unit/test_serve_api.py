@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offload.engine.ports import held_port, is_reachable, reserved_ports
-from offload.engine.server_api import (
+from offload.engine.serving.server_api import (
     Address,
     Health,
     ask_health,

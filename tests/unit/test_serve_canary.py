@@ -14,12 +14,12 @@ import pytest
 
 from offload.cli.serve import _Screen
 from offload.device import parse_device
-from offload.engine import canary
-from offload.engine.canary import CanaryResult, MemoryWatch, make_prompt, run_canary
-from offload.engine.readiness import LoadProgress
-from offload.engine.serve_options import Voice
-from offload.engine.server import ProcessMemory
-from offload.engine.server_run import tell_canary
+from offload.engine.serving import canary
+from offload.engine.serving.canary import CanaryResult, MemoryWatch, make_prompt, run_canary
+from offload.engine.serving.readiness import LoadProgress
+from offload.engine.serving.serve_options import Voice
+from offload.engine.serving.server import ProcessMemory
+from offload.engine.serving.server_run import tell_canary
 from offload.errors import LlamaCppError
 from offload.model import make_model
 from offload.nvml import Card

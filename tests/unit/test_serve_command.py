@@ -8,8 +8,8 @@ import pytest
 
 from offload.emit import Launch
 from offload.emit.build import Build
-from offload.engine.server_api import Address
-from offload.engine.server_command import (
+from offload.engine.serving.server_api import Address
+from offload.engine.serving.server_command import (
     Program,
     check_extra,
     make_address,

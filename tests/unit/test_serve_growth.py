@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offload.device import Device, parse_device
-from offload.engine.growth import (
+from offload.engine.serving.growth import (
     machine_key,
     margins_with_growth,
     record_growth,

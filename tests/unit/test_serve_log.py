@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.engine.server_log import LogFile, LogPump
+from offload.engine.serving.server_log import LogFile, LogPump
 from offload.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offload.engine.readiness import LoadWatch, Patience
+from offload.engine.serving.readiness import LoadWatch, Patience
 
 GB = 10**9
 PATIENCE = Patience(quiet_min_s=10, share=0.5, assumed_bytes_per_s=100e6)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offload.device import parse_device
-from offload.engine.replan import (
+from offload.engine.serving.replan import (
     describe_change,
     describe_failure,
     find_memory_failure,

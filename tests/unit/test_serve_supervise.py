@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offload.engine.supervise import (
+from offload.engine.serving.supervise import (
     BecameReady,
     Ended,
     GiveUp,

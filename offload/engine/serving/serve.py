@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Final
 
 from offload.emit import make_launch
-from offload.engine.canary import CanaryResult
 from offload.engine.log import last_words, telling_line
 from offload.engine.ports import held_port
 from offload.engine.process import describe_exit
 from offload.engine.remedy import remedy
-from offload.engine.replan import (
+from offload.engine.serving.canary import CanaryResult
+from offload.engine.serving.replan import (
     MemoryFailure,
     describe_change,
     describe_failure,
@@ -29,13 +29,18 @@ from offload.engine.replan import (
     lost_cards,
     replan,
 )
-from offload.engine.serve_options import Outcome, ServeOptions, Voice
-from offload.engine.server import Server
-from offload.engine.server_command import check_extra, make_address, make_command, warnings_of
-from offload.engine.server_log import LogFile
-from offload.engine.server_run import RunEnd, ServerRun, lost_endpoints
-from offload.engine.stopping import StopRequest, stop_on_signals
-from offload.engine.supervise import (
+from offload.engine.serving.serve_options import Outcome, ServeOptions, Voice
+from offload.engine.serving.server import Server
+from offload.engine.serving.server_command import (
+    check_extra,
+    make_address,
+    make_command,
+    warnings_of,
+)
+from offload.engine.serving.server_log import LogFile
+from offload.engine.serving.server_run import RunEnd, ServerRun, lost_endpoints
+from offload.engine.serving.stopping import StopRequest, stop_on_signals
+from offload.engine.serving.supervise import (
     BecameReady,
     Ended,
     GiveUp,

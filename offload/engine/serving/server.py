@@ -1,7 +1,7 @@
 """One llama-server from its start to its end: is it ready, how far is it, and how is it stopped?
 
 The process hangs on a lifeline (offload/engine/process.py), so it never outlives us.
-What to do when it ends by itself is not decided here: see offload/engine/supervise.py.
+What to do when it ends by itself is not decided here: see offload/engine/serving/supervise.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, Final
 import psutil
 
 from offload.engine.process import started
-from offload.engine.readiness import LoadProgress, LoadWatch, Patience
-from offload.engine.server_api import Address, Health, ask_health
-from offload.engine.server_log import LogFile, LogPump
+from offload.engine.serving.readiness import LoadProgress, LoadWatch, Patience
+from offload.engine.serving.server_api import Address, Health, ask_health
+from offload.engine.serving.server_log import LogFile, LogPump
 
 _POLL_S: Final = 0.1
 _KILL_TIMEOUT_S: Final = 10.0

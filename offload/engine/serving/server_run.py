@@ -1,6 +1,6 @@
 """One llama-server under a plan, from start to end: loaded, given its canary, watched, stopped.
 
-What the end means and what comes next is not decided here: see offload/engine/serve.py.
+What the end means and what comes next is not decided here: see offload/engine/serving/serve.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from offload.engine.canary import CanaryResult, run_canary
-from offload.engine.growth import margins_with_growth, record_growth
 from offload.engine.ports import is_reachable
-from offload.engine.serve_options import ServeOptions, Voice
-from offload.engine.server import Server, Waited
-from offload.engine.server_api import Health
-from offload.engine.stopping import StopRequest
+from offload.engine.serving.canary import CanaryResult, run_canary
+from offload.engine.serving.growth import margins_with_growth, record_growth
+from offload.engine.serving.serve_options import ServeOptions, Voice
+from offload.engine.serving.server import Server, Waited
+from offload.engine.serving.server_api import Health
+from offload.engine.serving.stopping import StopRequest
 from offload.plan import Plan
 from offload.units import MIB
 

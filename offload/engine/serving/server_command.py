@@ -18,7 +18,7 @@ from offload.emit import Launch, emit_server_args
 from offload.emit.build import Build
 from offload.engine.binaries import find_binary, read_build
 from offload.engine.process import run_program
-from offload.engine.server_api import Address
+from offload.engine.serving.server_api import Address
 from offload.errors import LlamaCppError, UsageError
 
 PROGRAM: Final = "llama-server"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offload.engine.server import Server, memory_of
-from offload.engine.server_api import Address, ask_json, stream_completion
+from offload.engine.serving.server import Server, memory_of
+from offload.engine.serving.server_api import Address, ask_json, stream_completion
 from offload.errors import LlamaCppError
 from offload.plan import Plan
 

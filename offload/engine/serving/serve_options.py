@@ -1,4 +1,4 @@
-"""What can be asked of `offload.engine.serve.serve`, whom does it tell, and what does it return?"""
+"""What can be asked of `serve`, whom does it tell, and what does it return?"""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offload.engine.canary import CanaryResult
-from offload.engine.readiness import LoadProgress, Patience
-from offload.engine.server_command import Program
-from offload.engine.supervise import Policy
+from offload.engine.serving.canary import CanaryResult
+from offload.engine.serving.readiness import LoadProgress, Patience
+from offload.engine.serving.server_command import Program
+from offload.engine.serving.supervise import Policy
 from offload.errors import LlamaCppError
 from offload.plan import Plan
 

@@ -1,7 +1,7 @@
 """What happens next when a supervised llama-server is ready, ends, hangs or should stop?
 
 A pure state machine: events with their times go in, one action comes out. It
-starts nothing and sleeps never; offload/engine/serve.py does what it says.
+starts nothing and sleeps never; offload/engine/serving/serve.py does what it says.
 """
 
 from __future__ import annotations
