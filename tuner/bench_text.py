@@ -64,11 +64,11 @@ def notes(learned: Learned, sweep: Sweep) -> list[str]:
                 " clocks or other programs changed meanwhile"
             )
     loads = [s["load"] for s in sweep.samples if s.get("load") is not None]
-    n_noisy = sum(load > LOAD_NOISY for load in loads)
-    if n_noisy:
+    noisy = [load for load in loads if load > LOAD_NOISY]
+    if noisy:
         found.append(
-            f"{n_noisy} of {len(loads)} samples were taken while other programs used"
-            f" {statistics.median(loads):.0%} of the processors (median); they count less"
+            f"{len(noisy)} of {len(loads)} samples were taken while other programs used"
+            f" {statistics.median(noisy):.0%} of the processors (median); they count less"
         )
     if any(s.get("throttled") for s in sweep.samples):
         found.append("a card was slowed down by heat or power during some samples")

@@ -39,10 +39,10 @@ class _Psutil:
 def test_what_our_children_use_is_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two processors ours is busy and others use a quarter of the other: an eighth."""
     fake = _Psutil()
-    monkeypatch.setattr("tuner.quiet.importlib.import_module", lambda name: fake)
     monkeypatch.setattr("tuner.quiet.time.monotonic", lambda: fake.now_s)
     usage = SimpleNamespace(ru_utime=0.0, ru_stime=0.0)
     monkeypatch.setattr("tuner.quiet.resource.getrusage", lambda who: usage)
+    monkeypatch.setattr("tuner.quiet.importlib.import_module", lambda name: fake)
     meter = LoadMeter()
     fake.now_s, fake.child_s, fake.others_s = 4.0, 4.0, 1.0
     assert meter.read() == pytest.approx(0.125)
