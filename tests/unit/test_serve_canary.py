@@ -20,6 +20,7 @@ from offload.engine.serving.readiness import LoadProgress
 from offload.engine.serving.serve_options import Voice
 from offload.engine.serving.server import ProcessMemory
 from offload.engine.serving.server_run import tell_canary
+from offload.engine.serving.stopping import Flag
 from offload.errors import LlamaCppError
 from offload.model import make_model
 from offload.nvml import Card
@@ -130,7 +131,7 @@ def test_a_canary_that_is_stopped_has_no_result(
         hung_up.wait(30)
 
     monkeypatch.setattr(canary, "_send", hang)
-    stop = threading.Event()
+    stop = Flag()
     threading.Timer(0.1, stop.set).start()
     assert run_canary(FakeServer(), plan_on(model, "RPC0[192.0.2.1:1]:1GiB"), 0, stop) is None  # type: ignore[arg-type]
     assert hung_up.is_set()

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from offload.engine.serving.server import Server, memory_of
 from offload.engine.serving.server_api import Address, ask_json, stream_completion
+from offload.engine.serving.stopping import Flag
 from offload.errors import LlamaCppError
 from offload.plan import Plan
 
@@ -104,7 +105,7 @@ def run_canary(
     server: Server,
     plan: Plan,
     n_tokens: int,
-    stop: threading.Event,
+    stop: Flag,
     on_progress: Callable[[int, int], None] = lambda n_read, n_sent: None,
 ) -> CanaryResult | None:
     """Send one prompt of `n_tokens` (0: as long as a slot) and watch; None once `stop` is set.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from offload.engine.process import started
 from offload.engine.serving.readiness import LoadProgress, LoadWatch, Patience
 from offload.engine.serving.server_api import Address, Health, ask_health
 from offload.engine.serving.server_log import LogFile, LogPump
+from offload.engine.serving.stopping import Flag
 
 _POLL_S: Final = 0.1
 _KILL_TIMEOUT_S: Final = 10.0
@@ -136,7 +136,7 @@ class Server:
     def wait_ready(
         self,
         patience: Patience,
-        stop: threading.Event,
+        stop: Flag,
         on_progress: Callable[[LoadProgress], None] = lambda _: None,
     ) -> Waited:
         """Wait until it answers, ends, hangs (see readiness.py), or `stop` is set."""
@@ -153,7 +153,7 @@ class Server:
             stop.wait(_POLL_S)
         return Waited.STOPPED
 
-    def stop(self, grace_s: float, hurry: threading.Event | None = None) -> int | None:
+    def stop(self, grace_s: float, hurry: Flag | None = None) -> int | None:
         """SIGTERM, and SIGKILL after `grace_s` or once `hurry` is set; the exit code."""
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):

@@ -4,17 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
+
+_LOOK_S: Final = 0.05
+
+
+class Flag:
+    """What `threading.Event` is, for signal handlers.
+
+    An Event is set under a lock that the very code that was interrupted may hold, while it
+    waits or is about to: then its own handler never returns. Setting this takes none.
+    """
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """From now on."""
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        """Whether it was."""
+        return self._is_set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until it is set, or for so long; whether it is set."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._is_set and (left_s := deadline_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+        return self._is_set
 
 
 @dataclass(slots=True)
 class StopRequest:
     """Set by signal handlers: `stop` to end in good order, `hurry` to end now."""
 
-    stop: threading.Event = field(default_factory=threading.Event)
-    hurry: threading.Event = field(default_factory=threading.Event)
+    stop: Flag = field(default_factory=Flag)
+    hurry: Flag = field(default_factory=Flag)
     signal_number: int | None = None
 
     def __call__(self, number: int, _frame: object = None) -> None:
