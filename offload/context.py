@@ -4,12 +4,13 @@ Mirrors the constructors of src/llama-kv-cache*.cpp and
 src/llama-memory-recurrent.cpp, and the sizes `llama_context` hands them
 (src/llama-context.cpp, b11434). One frozen type per kind; each lists the
 tensors llama.cpp creates for the layer, and whoever knows the device pads them.
+`kind` is part of each value, so that equal figures of two kinds are not equal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from offload.ggml import TYPES_BY_NAME, GGMLType, row_bytes
 
@@ -102,18 +103,17 @@ def _window_cells(n_swa: int, n_unified: int, options: ContextOptions) -> int:
     return pad_cells(min(n_ctx_seq, n_swa * n_unified + options.n_ubatch_used))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullCache:
+class FullCache(NamedTuple):
     """Keys and values of every token (`llama_kv_cache`).
 
     Without flash attention values are stored transposed and every layer's are
     padded to the widest (`n_embd_v_gqa_max`).
     """
 
-    kind: ClassVar[str] = "full"
     n_embd_k_gqa: int
     n_embd_v_gqa: int
     n_embd_v_gqa_max: int
+    kind: str = "full"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key and the value tensor."""
@@ -125,15 +125,14 @@ class FullCache:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowCache:
+class WindowCache(NamedTuple):
     """Keys and values of the last tokens only (the SWA half of `llama_kv_cache_iswa`)."""
 
-    kind: ClassVar[str] = "swa"
     n_embd_k_gqa: int
     n_embd_v_gqa: int
     n_embd_v_gqa_max: int
     n_swa: int
+    kind: str = "swa"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key and the value tensor."""
@@ -146,12 +145,11 @@ class WindowCache:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentCache:
+class LatentCache(NamedTuple):
     """One latent key per token, from which values come too (multi-head latent attention)."""
 
-    kind: ClassVar[str] = "mla"
     n_embd_k_gqa: int
+    kind: str = "mla"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key tensor."""
@@ -159,13 +157,12 @@ class LatentCache:
         return (row_bytes(options.type_k, self.n_embd_k_gqa) * n_cells,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentWindowCache:
+class LatentWindowCache(NamedTuple):
     """One latent key for each of the last tokens (the window of `llama_kv_cache_dsa_iswa`)."""
 
-    kind: ClassVar[str] = "mla-swa"
     n_embd_k_gqa: int
     n_swa: int
+    kind: str = "mla-swa"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key tensor."""
@@ -174,18 +171,17 @@ class LatentWindowCache:
         return (row_bytes(options.type_k, self.n_embd_k_gqa) * n_cells,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerCache:
+class IndexerCache(NamedTuple):
     """Keys of a sparse-attention indexer; MSA's indexer has values as well.
 
     The second cache of `llama_kv_cache_dsa`, `llama_kv_cache_msa` and
     `llama_memory_hybrid_idx`; the value widths are 0 where there are none.
     """
 
-    kind: ClassVar[str] = "indexer"
     n_embd_k: int
     n_embd_v: int = 0
     n_embd_v_max: int = 0
+    kind: str = "indexer"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key tensor, and of the value tensor where there is one."""
@@ -195,18 +191,17 @@ class IndexerCache:
         return (*sizes, row_bytes(options.type_v, n_embd_v) * n_cells) if n_embd_v else sizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentCache:
+class RecurrentCache(NamedTuple):
     """State of a layer that does not grow with the context (`llama_memory_recurrent`).
 
     Always F32, one row for each sequence: `n_embd_r` rolling inputs, `n_embd_s` state,
     `n_embd_p` history of an n-gram embedding (no tensor where 0).
     """
 
-    kind: ClassVar[str] = "recurrent"
     n_embd_r: int
     n_embd_s: int
     n_embd_p: int = 0
+    kind: str = "recurrent"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the r and s tensors, and of the history where there is one."""
@@ -215,16 +210,15 @@ class RecurrentCache:
         return (*sizes, self.n_embd_p * row) if self.n_embd_p else sizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingCache:
+class RingCache(NamedTuple):
     """Latent keys of the last tokens, never shared between sequences.
 
     The raw half of `llama_kv_cache_dsv4`, which is not unified whatever the option says.
     """
 
-    kind: ClassVar[str] = "swa"
     n_embd_k_gqa: int
     n_swa: int
+    kind: str = "swa"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key tensor."""
@@ -232,13 +226,12 @@ class RingCache:
         return (row_bytes(options.type_k, self.n_embd_k_gqa) * n_cells,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedCache:
+class CompressedCache(NamedTuple):
     """One key for each `ratio` tokens and sequence (`llama_kv_cache_dsv4`)."""
 
-    kind: ClassVar[str] = "compressed"
     n_embd_k: int
     ratio: int
+    kind: str = "compressed"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the key tensor."""
@@ -246,13 +239,12 @@ class CompressedCache:
         return (row_bytes(options.type_k, self.n_embd_k) * n_cells,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressorState:
+class CompressorState(NamedTuple):
     """What a key compressor keeps of its unfinished block (`llama_dsv4_comp_state`)."""
 
-    kind: ClassVar[str] = "compressor"
     n_embd_state: int
     state_size: int
+    kind: str = "compressor"
 
     def tensor_bytes(self, options: ContextOptions) -> tuple[int, ...]:
         """Bytes of the kv and the score tensor, both F32."""

@@ -73,7 +73,8 @@ OutputOption = Annotated[Output, typer.Option("-o", "--output", help="What to pr
 ReportOption = Annotated[Report, typer.Option("-o", "--output", help="What to print.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# nobody compares or prints flags, and each such method takes a while to make at every start
+@dataclass(kw_only=True, eq=False, repr=False)
 class MachineFlags:
     """The cards and the host, described or found."""
 
@@ -146,7 +147,7 @@ class MachineFlags:
         return probe_host().memory_available_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class PlanFlags(MachineFlags):
     """Everything a plan can be told."""
 

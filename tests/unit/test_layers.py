@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from offload.context import (
+    Cache,
     CompressedCache,
     CompressorState,
     FullCache,
@@ -84,7 +85,8 @@ def test_windows() -> None:
     """Windowed layers cache a window."""
     layers = _layers("gpt-oss", attention__sliding_window=128)
     window = WindowCache(n_embd_k_gqa=32, n_embd_v_gqa=32, n_embd_v_gqa_max=32, n_swa=128)
-    assert [layer.caches for layer in layers] == [(window,), (FULL,)] * 2
+    caches: list[tuple[Cache, ...]] = [(window,), (FULL,)] * 2
+    assert [layer.caches for layer in layers] == caches
     assert [layer.kind for layer in layers] == ["swa", "full"] * 2
 
 
@@ -118,7 +120,8 @@ def test_recurrent(arch: str) -> None:
 def test_hybrid() -> None:
     """Attention and states alternate."""
     layers = _layers("granitehybrid", attention__head_count_kv=(0, 2, 0, 2), **SSM)
-    assert [layer.caches for layer in layers] == [(MAMBA,), (FULL,)] * 2
+    caches: list[tuple[Cache, ...]] = [(MAMBA,), (FULL,)] * 2
+    assert [layer.caches for layer in layers] == caches
 
 
 def test_blocks_of_one_kind() -> None:
