@@ -149,3 +149,14 @@ def test_output_buffer() -> None:
     options = ContextOptions(n_ctx=4096, n_parallel=4)
     assert output_buffer_bytes(options, n_vocab=1000) == 4 * 1000 * 4
     assert output_buffer_bytes(options, n_vocab=1000, n_embd_out=24) == 4 * 1024 * 4
+
+
+def test_equal_figures_of_two_kinds_are_not_equal() -> None:
+    """Sums are remembered by value: a ring of 128 cells must not pass for keys of every 128."""
+    ring, window = (
+        RingCache(n_embd_k_gqa=512, n_swa=128),
+        LatentWindowCache(n_embd_k_gqa=512, n_swa=128),
+    )
+    compressed = CompressedCache(n_embd_k=512, ratio=128)
+    state = CompressorState(n_embd_state=512, state_size=128)
+    assert len({ring, window, compressed, state}) == 4
