@@ -59,8 +59,10 @@ def _state_notes(problem: Problem, priced: Priced) -> Iterator[Advice]:
     elif on_host and problem.n_gpu_layers is None:
         yield Advice(
             code="layers-on-host",
-            text=f"even with all experts on the host the cards are too small:"
-            f" {len(on_host)} whole layers stay on the host",
+            text=f"{len(on_host)} whole layers stay on the host: with all experts there the cards"
+            " are still too small"
+            if HOST not in priced.short_bytes
+            else f"{len(on_host)} whole layers are planned on the host, which is short itself",
         )
     if model.n_layer_nextn and "mtp-partly-loaded" not in dict(model.warnings):
         yield Advice(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,10 +18,12 @@ from offload.memory import Breakdown
 from offload.model import make_model
 from offload.options import PlanOptions, Strategy, parse_kv_type
 from offload.plan import Plan, make_plan, with_memory
+from offload.render.plan_json import devices_to_json, model_to_json
 from offload.render.request_json import Request, request_of_json
 from offload.source import read_header
 
 _PLAN_MAX_BYTES: Final = 64 << 20
+_EDITED: Final = "the plan was edited or made by another version: plan again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,9 @@ class SavedPlan:
     request: Request
     compute_bytes: tuple[int, ...] | None
     """What llama.cpp itself said, device by device and the host last; None for estimates."""
+
+    said: Mapping[str, Any]
+    """All of it, as it was written."""
 
 
 def is_saved_plan(path: str) -> bool:
@@ -50,16 +55,22 @@ def read_launch(path: str) -> Launch:
 
     Raises UsageError when the file cannot be read or is not a plan of schema version 1.
     """
-    return Launch.from_json(_read(path).get("launch"))
+    data = _read(path)
+    launch = Launch.from_json(data.get("launch"))
+    _check_launch(data, launch)
+    return launch
 
 
 def read_saved(path: str) -> SavedPlan:
     """Read all of a saved plan; UsageError as for `read_launch`."""
     data = _read(path)
+    launch = Launch.from_json(data.get("launch"))
+    _check_launch(data, launch)
     return SavedPlan(
-        launch=Launch.from_json(data.get("launch")),
+        launch=launch,
         request=request_of_json(data.get("request")),
         compute_bytes=_compute_bytes(data) if data.get("compute_source") == "dry-run" else None,
+        said=data,
     )
 
 
@@ -72,13 +83,20 @@ def read_plan(path: str) -> Plan:
 
 
 def plan_of_saved(saved: SavedPlan) -> Plan:
-    """The plan that was saved, priced again with nothing left to choose."""
+    """The plan that was saved, priced again with nothing left to choose.
+
+    Raises UsageError where the model is another by now, or the plan was edited and
+    contradicts itself.
+    """
+    model = make_model(read_header(saved.launch.model_path))
+    _check_same(saved.said, "model", model_to_json(model), ("arch", "n_layer", "size_bytes"))
     plan = make_plan(
-        make_model(read_header(saved.launch.model_path)),
+        model,
         saved.request.devices,
         as_launched(saved.request.options, saved.launch),
         host_free_bytes=saved.request.host_free_bytes,
     )
+    _check_devices(saved.said, plan)
     compute = saved.compute_bytes
     if compute is None:
         return plan
@@ -120,6 +138,42 @@ def as_launched(options: PlanOptions, launch: Launch) -> PlanOptions:
         rpc=launch.rpc,
         strategy=Strategy.NONE,
     )
+
+
+def _check_launch(data: Mapping[str, Any], launch: Launch) -> None:
+    """Keys that people read and edit must say what the settings that count say."""
+    rules = data.get("rules")
+    ours = [{"pattern": r.pattern, "buffer_type": r.buffer_type} for r in launch.rules]
+    if not isinstance(rules, list) or ours[len(ours) - len(rules) :] != rules:
+        raise UsageError(f"the plan's 'rules' are not those of its 'launch'; {_EDITED}")
+    if data.get("n_gpu_layers") != launch.n_gpu_layers:
+        raise UsageError(f"the plan's 'n_gpu_layers' is not that of its 'launch'; {_EDITED}")
+
+
+def _check_devices(data: Mapping[str, Any], plan: Plan) -> None:
+    """Layers, weights and context of every device are what this program finds for the launch."""
+    devices = data.get("devices")
+    found = devices_to_json(plan)
+    if not isinstance(devices, list) or len(devices) != len(found):
+        raise UsageError(f"the plan's 'devices' are not those of its 'launch'; {_EDITED}")
+    keys = ("name", "layers", "experts_on_host", "model_bytes", "context_bytes")
+    for i, now in enumerate(found):
+        _check_same({"device": devices[i]}, "device", now, keys)
+    if data.get("tensor_split") != list(plan.split.counts(len(plan.devices))):
+        raise UsageError(f"the plan's 'tensor_split' is not that of its 'launch'; {_EDITED}")
+
+
+def _check_same(
+    data: Mapping[str, Any], what: str, now: Mapping[str, Any], keys: Sequence[str]
+) -> None:
+    said = data.get(what)
+    for key in keys:
+        before = said.get(key) if isinstance(said, Mapping) else None
+        if before != now[key]:
+            raise UsageError(
+                f"the plan says {key} of its {what} is {before!r}, but it is {now[key]!r};"
+                f" the model has changed, or {_EDITED}"
+            )
 
 
 def _read(path: str) -> Mapping[str, Any]:

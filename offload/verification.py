@@ -6,7 +6,7 @@ for the rounds it took until a plan held. `offload/engine/` makes them by asking
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from offload.memory import Breakdown, MemoryBytes
@@ -91,6 +91,15 @@ class Verification:
         )
 
 
+def _taken_over(check: DeviceCheck) -> MemoryBytes:
+    kept = {
+        kind: getattr(check.planned, kind)
+        for kind in ("model_bytes", "context_bytes")
+        if abs(getattr(check.planned, kind) - getattr(check.actual, kind)) < MIB
+    }
+    return replace(check.actual, **kept)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One plan and what llama.cpp said about it."""
@@ -100,9 +109,13 @@ class Round:
 
     @property
     def measured(self) -> Plan:
-        """The plan with llama.cpp's own numbers in place of ours."""
+        """The plan with llama.cpp's own numbers in place of ours.
+
+        Less than a MiB of weights or context is what virtual cards pad otherwise than the
+        planned ones: there ours stand.
+        """
         checks = (*self.verification.devices, self.verification.host)
-        *devices, host = (check.actual for check in checks)
+        *devices, host = (_taken_over(check) for check in checks)
         memory = Breakdown(devices=tuple(devices), host=host)
         return with_memory(self.plan, memory, "dry-run")
 

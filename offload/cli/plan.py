@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,8 @@ def plan(
     from offload.forecast import make_forecast
     from offload.render import plan_to_json, render_plan
 
+    if output is Output.JSON:
+        model = os.path.abspath(model)  # a saved plan is read from anywhere
     judge = _judge(flags) if verify else None
     made, machine = flags.plan_here(model, None if judge is None else judge.build)
     if judge is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,4 +153,35 @@ def test_llama_cpp_s_own_numbers_come_back(tmp_path: Path) -> None:
     data["devices"][0]["compute_bytes"] = "much"
     saved.write_text(json.dumps(data))
     with pytest.raises(UsageError, match="compute_bytes"):
+        read_plan(str(saved))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda plan: plan["devices"][0].update(model_bytes=7), "model_bytes of its device"),
+        (lambda plan: plan["devices"][0].update(layers=[1]), "layers of its device"),
+        (lambda plan: plan["devices"].pop(), "'devices'"),
+        (lambda plan: plan.update(tensor_split=[1]), "'tensor_split'"),
+        (lambda plan: plan.update(n_gpu_layers=3), "'n_gpu_layers'"),
+        (lambda plan: plan["launch"].update(n_gpu_layers=3), "'n_gpu_layers'"),
+        (lambda plan: plan["rules"][0].update(buffer_type="CUDA0"), "'rules'"),
+        (lambda plan: plan["model"].update(size_bytes=5), "size_bytes of its model"),
+    ],
+)
+def test_plans_that_contradict_themselves_are_refused(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    """An edited key that would be ignored, or a model that is another by now, is said."""
+    model_path = write_shape("gpt-oss-120b", tmp_path / "m.gguf")
+    model = make_model(read_header(model_path))
+    plan = make_plan(model, cards(["CUDA0"], 24 * GIB), PlanOptions(), host_free_bytes=90 * GIB)
+    data = plan_to_json(plan)
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(data))
+    read_plan(str(saved))
+    data = json.loads(json.dumps(data))
+    edit(data)
+    saved.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=words):
         read_plan(str(saved))
