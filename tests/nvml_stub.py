@@ -54,7 +54,10 @@ print(json.dumps({"cards": plain(cards), "visible": [card.name for card in visib
 _PRINT_MACHINE = """
 import dataclasses, json, sys
 from offload.probe import probe_machine
-print(json.dumps(dataclasses.asdict(probe_machine(*sys.argv[1:]))))
+machine = probe_machine(*sys.argv[1:])
+host, warnings = machine.host._asdict(), [notice._asdict() for notice in machine.warnings]
+devices = [dataclasses.asdict(device) for device in machine.devices]
+print(json.dumps({"devices": devices, "host": host, "warnings": warnings}))
 """
 
 

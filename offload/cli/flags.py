@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offload.errors import UsageError
+from offload.errors import LlamaCppError, UsageError
 
 if TYPE_CHECKING:
     from offload.forecast import Measured
@@ -273,7 +273,10 @@ class PlanFlags(MachineFlags):
         from offload.engine.binaries import build_number, find_binary
 
         program = find_binary("llama-server", Path(self.llama_server))
-        return None if program is None else build_number(program)
+        try:
+            return None if program is None else build_number(program)
+        except LlamaCppError:
+            return None  # who needs the program says what is wrong with it
 
     def plan(self, model_path: str, llama_build: int | None = None) -> Plan:
         """The plan these flags ask for; what a probe could not find out is told on stderr."""

@@ -510,7 +510,7 @@ def test_a_second_signal_hurries(model: Path, tmp_path: Path, llama_server: Path
     """A server that ignores SIGTERM is killed at the second Ctrl-C, not after the grace."""
     deaf = script(
         tmp_path / "deaf",
-        f'if [ "$1" = --help ]; then exec "{llama_server}" --help; fi\ntrap "" TERM INT\n'
+        f'case "$1" in --help|--version) exec "{llama_server}" "$1";; esac\ntrap "" TERM INT\n'
         "while :; do sleep 1; done",
     )
     args = ["--llama-server", deaf, *HOST_ONLY, "--grace", "600"]
