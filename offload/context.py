@@ -250,13 +250,3 @@ class CompressorState(NamedTuple):
         """Bytes of the kv and the score tensor, both F32."""
         n_bytes = self.n_embd_state * self.state_size * options.n_seq_max * _F32_BYTES
         return (n_bytes, n_bytes)
-
-
-def output_buffer_bytes(options: ContextOptions, *, n_vocab: int, n_embd_out: int = 0) -> int:
-    """Host bytes of the logits (and embeddings, if wanted) of one row for each sequence.
-
-    Mirrors `llama_context::output_reserve` (src/llama-context.cpp, b11434) as the constructor
-    calls it. llama.cpp's memory breakdown does not count this buffer; where the output
-    layer's device has pinned memory it is pinned.
-    """
-    return (n_vocab + n_embd_out) * options.n_seq_max * _F32_BYTES

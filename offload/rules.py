@@ -80,11 +80,6 @@ def with_user_rules(user_rules: Iterable[Rule], our_rules: Iterable[Rule]) -> tu
     return rules
 
 
-def owned_by_user(user_rules: Sequence[Rule], names: Iterable[str]) -> frozenset[str]:
-    """Names whose placement the user's rules fix."""
-    return frozenset(replay(user_rules, names))
-
-
 def replay(rules: Sequence[Rule], names: Iterable[str]) -> dict[str, str]:
     """Buffer type of every name that a rule matches; the first match wins.
 

@@ -76,11 +76,6 @@ class Verification:
         """llama.cpp's own numbers are within what every card and the host have free."""
         return all(check.fits for check in (*self.devices, self.host))
 
-    @property
-    def in_budget(self) -> bool:
-        """Every card keeps its margin too."""
-        return not any(check.over_budget_bytes for check in (*self.devices, self.host))
-
     def differing(self) -> tuple[tuple[DeviceCheck, str], ...]:
         """Device and kind of memory wherever planned and actual differ."""
         return tuple(

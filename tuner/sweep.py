@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.cost import Work
 from tuner.cells import ANCHOR, Bench, Cell, Sizes
 
 Array = NDArray[np.float64]
@@ -49,11 +48,6 @@ class Step:
     cell: Cell
     repetition: int
     is_anchor: bool
-
-
-def rough_seconds(work: Work) -> float:
-    """Seconds of a test before anything is known of the machine."""
-    return sum(amount * _ROUGH_S.get(_kind(name), 0.0) for name, amount in work.amounts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
-from offload.cli.flags import ModelPath, PlanFlags, ProfileOption, measured_speeds
+from offload.cli.asked import measured_speeds, plan_here
+from offload.cli.flags import ModelPath, PlanFlags, ProfileOption
 
 if TYPE_CHECKING:
     from offload.contenders import Contender
@@ -40,7 +41,7 @@ def compare(
     from offload.forecast import make_forecast
     from offload.render.contenders import contenders_to_json, render_contenders
 
-    first, machine = flags.plan_here(model)
+    first, machine = plan_here(flags, model)
     contenders = list(
         make_contenders(
             first.model,

@@ -5,7 +5,7 @@ llama.cpp's own flags keep llama.cpp's spelling and meaning (common/arg.cpp, b11
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +14,8 @@ import typer
 from offload.errors import LlamaCppError, UsageError
 
 if TYPE_CHECKING:
-    from offload.forecast import Measured
     from offload.machine import Machine
-    from offload.model import Model
     from offload.options import PlanOptions
-    from offload.plan import Plan
-    from offload.render.request_json import Request
 
 ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or any part of one.")]
 PlanOrModel = Annotated[
@@ -278,126 +274,12 @@ class PlanFlags(MachineFlags):
         except LlamaCppError:
             return None  # who needs the program says what is wrong with it
 
-    def plan(self, model_path: str, llama_build: int | None = None) -> Plan:
-        """The plan these flags ask for; what a probe could not find out is told on stderr."""
-        return self.plan_here(model_path, llama_build)[0]
-
-    def plan_here(self, model_path: str, llama_build: int | None = None) -> tuple[Plan, Machine]:
-        """The plan, and the machine it is for; `llama_build` where no flag says which runs it."""
-        from offload.cli.app import notify
-        from offload.plan import make_plan
-
-        options = self.options()
-        if options.llama_build is None:
-            options = replace(options, llama_build=llama_build)
-        model = read_model(model_path)
-        machine = self.machine()
-        machine, options = _choose_devices(
-            machine, options, self.device, named=bool(self.gpu or self.devices_file)
-        )
-        if self.margin is None:
-            options = _with_growth(options, model, machine)
-        made = make_plan(
-            model, machine.devices, options, host_free_bytes=self.host_free_bytes(machine)
-        )
-        for notice in machine.warnings:
-            notify(notice.text)
-        return made, machine
-
-    def plan_or_saved(self, path: str, llama_build: int | None = None) -> tuple[Plan, Request]:
-        """The plan saved at `path`, or one for the model there, and what asked for it.
-
-        Raises UsageError where flags contradict a saved plan.
-        """
-        from offload.render.request_json import request_of_plan
-        from offload.saved import is_saved_plan, plan_of_saved, read_saved
-
-        if not is_saved_plan(path):
-            plan = self.plan(path, llama_build)
-            return plan, request_of_plan(plan)
-        ours = {"llama_server"}
-        set_here = [
-            item.name.replace("_", "-")
-            for item in fields(self)
-            if item.name not in ours and getattr(self, item.name) != item.default
-        ]
-        if set_here:
-            raise UsageError(
-                f"{path} is a saved plan, so --{set_here[0]} has nothing to say;"
-                " give the model instead to plan again"
-            )
-        saved = read_saved(path)
-        return plan_of_saved(saved), saved.request
-
-
-def _with_growth(options: PlanOptions, model: Model, machine: Machine) -> PlanOptions:
-    """Margins raised to what `serve --canary` saw of this model on these very cards."""
-    if not machine.devices or not any(card.description for card in machine.devices):
-        return options  # cards described by hand were never seen
-    from offload.cli.app import notify
-    from offload.engine.serving.growth import margins_with_growth, recorded_growth
-
-    growth = recorded_growth(model, machine.devices)
-    default = options.margin_bytes * len(machine.devices)
-    margins = margins_with_growth(default, machine.devices, growth)
-    if margins == default:
-        return options
-    notify("margins are raised to what a long prompt took here before; --margin sets them")
-    return replace(options, margin_bytes=margins)
-
-
-def read_model(path: str) -> Model:
-    """The model whose header stands at `path`."""
-    from offload.model import make_model
-    from offload.source import read_header
-
-    return make_model(read_header(path))
-
-
-def measured_speeds(plan: Plan, profile: str | None) -> Measured | None:
-    """What `--profile` says, else the newest profile of this machine; None for neither."""
-    if profile is None and not any(device.description for device in plan.devices):
-        return None  # cards described by hand are no machine's that was measured
-    import os
-    from pathlib import Path
-
-    from tuner.extrapolate import measured_for
-    from tuner.profile import newest_profile, profiles_dir, read_profile
-
-    if profile is not None:
-        return measured_for(read_profile(Path(profile)), plan.devices)
-    newest = newest_profile(plan.devices, profiles_dir(os.environ))
-    return None if newest is None else measured_for(newest, plan.devices)
-
 
 def parse_sizes(text: str, what: str) -> tuple[int, ...]:
     """`24GiB,12GiB` as bytes; `what` is the flag, for the error."""
     from offload.units import parse_size_bytes
 
     return tuple(parse_size_bytes(part, what) for part in text.split(","))
-
-
-def _choose_devices(
-    machine: Machine, options: PlanOptions, names: str | None, *, named: bool
-) -> tuple[Machine, PlanOptions]:
-    """Apply `-dev`; cards that the user named are emitted as `-dev` so that no other is used."""
-    cards = machine.devices
-    if names == "none":
-        return machine._replace(devices=()), replace(options, device_names=("none",))
-    if names is not None:
-        by_name = {card.name: card for card in cards}
-        wanted = names.split(",")
-        unknown = [name for name in wanted if name not in by_name]
-        if unknown:
-            raise UsageError(
-                f"-dev {','.join(unknown)}: the cards here are {', '.join(by_name) or 'none'}"
-            )
-        if len(set(wanted)) != len(wanted):
-            raise UsageError(f"-dev {names}: a card is named twice")
-        cards = tuple(by_name[name] for name in wanted)
-    if names is not None or named:
-        options = replace(options, device_names=tuple(card.name for card in cards))
-    return machine._replace(devices=cards), options
 
 
 def _on_off_auto(text: str | None) -> bool | None:

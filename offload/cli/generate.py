@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
+from offload.cli.asked import plan_or_saved
 from offload.cli.flags import PlanFlags, PlanOrModel, Report, ReportOption
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def generate(
     from offload.engine.stream import Sampling
     from offload.engine.summary import run_to_json
 
-    plan, _ = flags.plan_or_saved(target, library_build())
+    plan, _ = plan_or_saved(flags, target, library_build())
     if not plan.feasible:
         notify("this plan does not fit; offload plan says by how much and what would help")
         return 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from offload.cli.app import command, print_answer, print_json
-from offload.cli.flags import ModelPath, Report, ReportOption, read_model
+from offload.cli.asked import read_model
+from offload.cli.flags import ModelPath, Report, ReportOption
 
 
 @command()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, print_answer, print_json
-from offload.cli.flags import MachineFlags, parse_sizes, read_model
+from offload.cli.asked import read_model
+from offload.cli.flags import MachineFlags, parse_sizes
 
 if TYPE_CHECKING:
     from offload.lint import Machine

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
+from offload.cli.asked import measured_speeds, plan_here
 from offload.cli.flags import (
     ModelPath,
     Output,
     OutputOption,
     PlanFlags,
     ProfileOption,
-    measured_speeds,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ def plan(
     if output is Output.JSON:
         model = os.path.abspath(model)  # a saved plan is read from anywhere
     judge = _judge(flags) if verify else None
-    made, machine = flags.plan_here(model, None if judge is None else judge.build)
+    made, machine = plan_here(flags, model, None if judge is None else judge.build)
     if judge is not None:
         made = _confirmed(made, judge)
-    argv = emit_server_args(make_launch(made))
-    if flags.llama_server is not None:
+    if flags.llama_server is None:
+        argv = emit_server_args(make_launch(made))
+    else:
         from offload.engine.binaries import read_build
 
         build = read_build(Path(flags.llama_server))
@@ -53,11 +54,12 @@ def plan(
     speeds = measured_speeds(made, profile)
     if output is Output.ARGS:
         print_answer(quote_argv(argv))
-    elif output is Output.JSON:
-        forecast = make_forecast(made, machine.host, speeds)
-        print_json(plan_to_json(made, forecast) | {"argv": list(argv)})
+        return 0 if made.feasible else 1
+    forecast = make_forecast(made, machine.host, speeds)
+    if output is Output.JSON:
+        print_json(plan_to_json(made, forecast, argv))
     else:
-        print_answer(render_plan(made, argv, make_forecast(made, machine.host, speeds)))
+        print_answer(render_plan(made, argv, forecast))
     return 0 if made.feasible else 1
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer
+from offload.cli.asked import plan_or_saved
 from offload.cli.flags import PlanFlags, PlanOrModel
 from offload.errors import UsageError
 
@@ -53,7 +54,7 @@ def serve(
     extra = _passed_on(ctx.args)
     try:
         program = find_program(None if flags.llama_server is None else Path(flags.llama_server))
-        plan, request = flags.plan_or_saved(target, program.build.number)
+        plan, request = plan_or_saved(flags, target, program.build.number)
     except KeyboardInterrupt:
         notify("interrupted; nothing was started")
         return 130

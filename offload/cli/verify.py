@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from offload.cli.app import command, print_answer, print_json
+from offload.cli.asked import plan_or_saved
 from offload.cli.flags import PlanFlags, PlanOrModel, Report, ReportOption
 
 
@@ -17,7 +18,7 @@ def verify(target: PlanOrModel, flags: PlanFlags, output: ReportOption = Report.
     from offload.render.confirmation import confirmation_to_json, render_confirmation
 
     judge = find_judge(None if flags.llama_server is None else Path(flags.llama_server))
-    plan, request = flags.plan_or_saved(target, judge.build)
+    plan, request = plan_or_saved(flags, target, judge.build)
     is_saved = plan.options != request.options
     confirmation = confirm_plan(plan, request, judge, improve=not is_saved)
     if output is Report.JSON:

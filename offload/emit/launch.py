@@ -14,7 +14,7 @@ from offload.errors import UsageError
 from offload.memory import HOST_BACKEND, context_bytes_by_layer
 from offload.options import KV_TYPES, LOAD_MODES, SPLIT_MODES
 from offload.plan import Plan
-from offload.rules import Rule
+from offload.rules import Rule, with_user_rules
 from offload.split import HOST
 
 _TEXT_MAX: Final = 1 << 20
@@ -196,7 +196,7 @@ def make_launch(plan: Plan) -> Launch:
         rpc=options.rpc or (",".join(_endpoints(plan)) or None),
         split_mode=options.split_mode,
         main_gpu=options.main_gpu,
-        rules=options.override_rules + plan.rules,
+        rules=with_user_rules(options.override_rules, plan.rules),
         cpu_moe=options.cpu_moe,
         n_cpu_moe=options.n_cpu_moe,
         n_ctx=plan.context.n_ctx,

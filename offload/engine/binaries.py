@@ -58,7 +58,20 @@ def library_folder(program: Path) -> Path | None:
 
 
 def build_number(program: Path) -> int | None:
-    """The build (`b11434` is 11434) from `--version`; None where the program does not know."""
+    """The build (`b11434` is 11434) from `--version`; None where the program does not know.
+
+    Asked once per file and change of it. Raises LlamaCppError where it is no llama.cpp.
+    """
+    resolved = program.resolve()
+    try:
+        changed_ns = resolved.stat().st_mtime_ns
+    except OSError as error:
+        raise LlamaCppError(f"{program} cannot be read: {error.strerror}") from None
+    return _build_number(program, changed_ns)
+
+
+@functools.cache
+def _build_number(program: Path, _changed_ns: int) -> int | None:
     ended = run_program([str(program), "--version"], timeout_s=_ASK_TIMEOUT_S)
     text = "\n".join((ended.stdout.decode(errors="replace"), *ended.log))
     match = _BUILD.search(text)

@@ -66,13 +66,11 @@ def played_target(
     """RPC servers in the place of the plan's cards, in their order."""
     if isinstance(what, LoadOptions):
         return Target(options=what, endpoints=tuple(endpoints), devices=None if endpoints else ())
-    names: dict[str, str] = {}
     launch = make_launch(what) if isinstance(what, Plan) else what
     if isinstance(what, Plan):
-        names |= {device.buffer_type: f"RPC{d}" for d, device in enumerate(what.devices)}
-        names |= {device.name: f"RPC{d}" for d, device in enumerate(what.devices)}
+        names = played_names(what)
     else:
-        names |= {name: f"RPC{d}" for d, name in enumerate(launch.devices)}
+        names = {name: f"RPC{d}" for d, name in enumerate(launch.devices)}
         unknown = {rule.buffer_type for rule in launch.rules} - {*names, CPU}
         if unknown:
             raise UsageError(
@@ -87,6 +85,12 @@ def played_target(
         devices=None if endpoints else (),
         n_devices=n_cards_of(what),
     )
+
+
+def played_names(plan: Plan) -> dict[str, str]:
+    """What the plan's cards and their buffer types are called where RPC servers play them."""
+    names = {device.buffer_type: f"RPC{d}" for d, device in enumerate(plan.devices)}
+    return names | {device.name: f"RPC{d}" for d, device in enumerate(plan.devices)}
 
 
 def n_cards_of(what: Plan | Launch | LoadOptions) -> int:

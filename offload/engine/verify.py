@@ -19,9 +19,10 @@ from offload.engine.dry_run import BINARY, IN_PROCESS, dry_run
 from offload.engine.library_build import library_build
 from offload.engine.load_options import LoadOptions
 from offload.engine.report import LoadReport
+from offload.engine.targets import options_of, played_names
 from offload.errors import LlamaCppError
 from offload.memory import MemoryBytes
-from offload.plan import Plan, user_override_rules
+from offload.plan import Plan
 from offload.split import HOST
 from offload.verification import DeviceCheck, Verification
 
@@ -33,29 +34,9 @@ _FIT_PARAMS_NOTE: Final = (
 
 
 def load_options(plan: Plan) -> LoadOptions:
-    """The plan as settings of a dry or real run, its cards renamed to RPC0, RPC1 and on."""
-    launch = make_launch(plan)
-    virtual = {device.buffer_type: f"RPC{d}" for d, device in enumerate(plan.devices)}
-    virtual |= {device.name: f"RPC{d}" for d, device in enumerate(plan.devices)}
-    rules = user_override_rules(plan.options) + plan.rules
-    return LoadOptions(
-        path=launch.model_path,
-        n_gpu_layers=launch.n_gpu_layers,
-        tensor_split=launch.tensor_split,
-        overrides=tuple((r.pattern, virtual.get(r.buffer_type, r.buffer_type)) for r in rules),
-        n_ctx=plan.context.n_ctx,
-        n_batch=plan.context.n_batch,
-        n_ubatch=plan.context.n_ubatch,
-        n_seq_max=plan.context.n_parallel,
-        kv_unified=plan.context.kv_unified,
-        type_k=launch.type_k,
-        type_v=launch.type_v,
-        flash_attn=launch.flash_attn,
-        swa_full=launch.swa_full,
-        offload_kqv=launch.offload_kqv,
-        op_offload=launch.op_offload,
-        no_host=launch.no_host,
-    )
+    """The plan as settings of a dry run, its cards renamed to RPC0, RPC1 and on."""
+    # without weights there is nothing to map
+    return replace(options_of(make_launch(plan), played_names(plan), 1), load_mode="none")
 
 
 def verify_plan(

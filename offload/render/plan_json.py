@@ -6,6 +6,7 @@ the changelog. `launch` is what `offload emit` reads back, `request` what plans 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.emit import emit_server_args, make_launch
@@ -66,7 +67,9 @@ def devices_to_json(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def plan_to_json(plan: Plan, forecast: Forecast | None = None) -> dict[str, Any]:
+def plan_to_json(
+    plan: Plan, forecast: Forecast | None = None, argv: Sequence[str] | None = None
+) -> dict[str, Any]:
     """The object `offload plan -o json` prints."""
     launch = make_launch(plan)
     context = plan.context
@@ -98,7 +101,7 @@ def plan_to_json(plan: Plan, forecast: Forecast | None = None) -> dict[str, Any]
         "n_gpu_layers": launch.n_gpu_layers,
         "rules": [{"pattern": r.pattern, "buffer_type": r.buffer_type} for r in plan.rules],
         "prediction": forecast_to_json(forecast),
-        "argv": list(emit_server_args(launch)),
+        "argv": list(emit_server_args(launch) if argv is None else argv),
         "warnings": [{"code": a.code, "text": a.text} for a in plan.advice],
         "launch": launch.to_json(),
         "request": request_to_json(request_of_plan(plan)),

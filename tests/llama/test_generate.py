@@ -212,23 +212,3 @@ def test_one_card_of_several(small_moe: Path, cards: tuple[VirtualCard, ...]) ->
 def endpoints_of(cards: tuple[VirtualCard, ...]) -> str:
     """As `--rpc` lists them."""
     return ",".join(card.endpoint for card in cards)
-
-
-def test_settings_of_a_plan_are_those_of_its_verification(small_moe: Path) -> None:
-    """The run that is verified and the run that is made get the same settings."""
-    for gpus, options in (
-        (("CUDA0:1GiB", "CUDA1:1GiB"), {}),
-        (("CUDA0:8MiB", "RPC0[127.0.0.1:1]:1GiB"), {"n_batch": 64, "n_ubatch": 32}),
-        (("CUDA0:1GiB",), {"n_cpu_moe": 2, "n_parallel": 2, "kv_unified": False}),
-        (("CUDA0:1GiB",), {"cpu_moe": True, "no_host": True, "offload_kqv": False}),
-    ):
-        plan = plan_for(small_moe, gpus, **options)
-        ours, theirs = played_target(plan, ["127.0.0.1:1"]).options, load_options(plan)
-        same = replace(
-            theirs,
-            load_mode=ours.load_mode,  # a dry run maps nothing
-            use_extra_bufts=ours.use_extra_bufts,
-            n_batch=ours.n_batch,  # llama.cpp itself caps it at the context
-        )
-        assert ours == same
-        assert min(ours.n_batch, ours.n_ctx) == theirs.n_batch

@@ -19,7 +19,6 @@ from offload.layer_regex import layer_regex
 from offload.rules import (
     Rule,
     make_rules,
-    owned_by_user,
     parse_overrides,
     render_overrides,
     replay,
@@ -113,7 +112,7 @@ def test_what_the_user_placed_changes_nothing_for_the_rest(seed: int) -> None:
     users = parse_overrides(
         rng.choice((r"blk\.1.*exps=CUDA1", "ffn_down=CUDA0", r"[02468]\.ffn_=CPU"))
     )
-    owned = owned_by_user(users, names)
+    owned = replay(users, names)
     moved = {n: b for n, b in random_moved(rng, experts).items() if n not in owned}
     rules = with_user_rules(users, make_rules(moved, names, fixed=owned))
     assert replay(rules, names) == moved | replay(users, names)

@@ -15,7 +15,6 @@ from offload.context import (
     RecurrentCache,
     RingCache,
     WindowCache,
-    output_buffer_bytes,
 )
 from offload.ggml import TYPES_BY_NAME
 
@@ -142,13 +141,6 @@ def test_dsv4_is_never_unified() -> None:
     assert CompressedCache(n_embd_k=512, ratio=128).tensor_bytes(options) == (2 * 256 * 512 * 2,)
     state = CompressorState(n_embd_state=1024, state_size=8)
     assert state.tensor_bytes(options) == (2 * 1024 * 8 * 4,) * 2
-
-
-def test_output_buffer() -> None:
-    """Logits, and embeddings where wanted, of one row for each sequence."""
-    options = ContextOptions(n_ctx=4096, n_parallel=4)
-    assert output_buffer_bytes(options, n_vocab=1000) == 4 * 1000 * 4
-    assert output_buffer_bytes(options, n_vocab=1000, n_embd_out=24) == 4 * 1024 * 4
 
 
 def test_equal_figures_of_two_kinds_are_not_equal() -> None:
