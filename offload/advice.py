@@ -33,7 +33,8 @@ def advise(problem: Problem, priced: Priced, strategy: Strategy) -> tuple[Advice
     notes += _state_notes(problem, priced)
     if priced.short_bytes:
         notes += _short_notes(problem, priced)
-        notes += _remedies(problem, strategy, priced.short_bytes)
+        if min(problem.room_bytes, default=1) > 0:
+            notes += _remedies(problem, strategy, priced.short_bytes)
     return tuple(notes)
 
 
@@ -85,6 +86,14 @@ def _device_name(problem: Problem, device: int) -> str:
 
 
 def _short_notes(problem: Problem, priced: Priced) -> Iterator[Advice]:
+    for device, room in enumerate(problem.room_bytes):
+        if room <= 0:
+            free = problem.free_bytes[device]
+            yield Advice(
+                code="margin-takes-the-card",
+                text=f"{_device_name(problem, device)} has {format_mib(free)} free and is to keep"
+                f" {format_mib(free - room)} of it: nothing is left to plan with; lower --margin",
+            )
     for device, n_bytes in sorted(priced.short_bytes.items()):
         yield Advice(
             code="short-host" if device == HOST else "short-card",

@@ -32,7 +32,9 @@ from offload.engine.targets import (
 from offload.engine.verify import check_report
 from offload.engine.virtual_cards import virtual_cards
 from offload.errors import LlamaCppError, UsageError
+from offload.host import probe_host
 from offload.plan import Plan
+from offload.units import format_gib
 from offload.verification import Verification
 
 _BASE_TIMEOUT_S: Final = 120.0
@@ -75,6 +77,8 @@ def load(
     """
     total_bytes = model_file_bytes(what.model.path if isinstance(what, Plan) else _path(what))
     with ExitStack() as stack:
+        if virtual and not endpoints:
+            _check_ram(total_bytes)
         if virtual and not endpoints and n_cards_of(what):
             cards = stack.enter_context(virtual_cards(n_cards_of(what)))
             endpoints = [card.endpoint for card in cards]
@@ -83,6 +87,16 @@ def load(
         else:
             target = real_target(what, n_threads)
         return _start(stack, what, target, total_bytes, on_progress, timeout_s)
+
+
+def _check_ram(model_bytes: int) -> None:
+    """Cards that are played here take their weights from this machine's memory, all at once."""
+    available = probe_host().memory_available_bytes
+    if available is not None and model_bytes > available:
+        raise UsageError(
+            f"the model has {format_gib(model_bytes)}, and {format_gib(available)} of RAM are free"
+            " here, where virtual cards live; try a smaller model, or real cards"
+        )
 
 
 def _names(what: Plan | Launch | LoadOptions, endpoints: Sequence[str]) -> dict[str, str]:

@@ -9,9 +9,9 @@ from offload.cost import PRIOR
 from offload.forecast import Forecast
 
 _WHO: Final = {
-    PRIOR: "guessed from data sheets; offload bench measures",
+    PRIOR: "guessed, not measured here: offload bench measures",
     "profile": "from measurements of this machine",
-    "profile+prior": "measured in part, the rest guessed from data sheets",
+    "profile+prior": "measured in part, the rest guessed",
 }
 
 

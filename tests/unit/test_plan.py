@@ -176,3 +176,17 @@ def test_plans_are_deterministic(shape: Callable[[str], Model], strategy: Strate
     first = make_plan(shape("minimax-m2"), cards, options)
     second = make_plan(shape("minimax-m2"), cards, options)
     assert first == second
+
+
+def test_a_margin_that_takes_the_whole_card_is_named(shape: Callable[[str], Model]) -> None:
+    """No quantisation is small enough for a card that is all margin: nothing else is advised."""
+    cards = devices_from_flags(1, (4 * GIB,))
+    model = shape("gpt-oss-20b")
+
+    def codes(margin_bytes: int) -> set[str]:
+        options = PlanOptions(n_ctx=4096, margin_bytes=(margin_bytes,))
+        return _codes(make_plan(model, cards, options, host_free_bytes=64 * GIB))
+
+    assert codes(4 * GIB) == {"margin-takes-the-card", "short-card"}
+    assert "margin-takes-the-card" not in codes(4 * GIB - 1)
+    assert codes(GIB).isdisjoint({"margin-takes-the-card", "short-card"})
