@@ -8,6 +8,7 @@ from offload.cost.coefficients import (
     Prediction,
     nearest,
     predict,
+    seconds_of,
     unit_of,
 )
 from offload.cost.lumps import Places
@@ -29,6 +30,7 @@ __all__ = [
     "nearest",
     "predict",
     "prefill_work",
+    "seconds_of",
     "touched_share",
     "unit_of",
 ]

@@ -81,6 +81,31 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
     low end stays above zero.
     """
     table = coefficients.table
+    terms, known, unknown = _terms(work, coefficients)
+    seconds = sum(table[name].value * amount for name, amount, _ in terms)
+    if not seconds > 0:
+        return None
+    spread = _interval_factor(terms, seconds, coefficients)
+    return Prediction(
+        seconds=seconds,
+        low_s=seconds / spread,
+        high_s=seconds * spread,
+        borrowed={name: source for name, source in known.items() if source != name},
+        unknown=unknown,
+    )
+
+
+def seconds_of(work: Work, coefficients: Coefficients) -> float:
+    """The seconds of `predict` without their interval, which takes longer to work out."""
+    table = coefficients.table
+    return sum(table[name].value * amount for name, amount, _ in _terms(work, coefficients)[0])
+
+
+def _terms(
+    work: Work, coefficients: Coefficients
+) -> tuple[list[tuple[str, float, bool]], dict[str, str], tuple[str, ...]]:
+    """(coefficient, amount, whether borrowed) of each feature; who speaks for it; what has none."""
+    table = coefficients.table
     sources = {name: name if name in table else nearest(name, table) for name in work.amounts}
     known = {name: source for name, source in sources.items() if source is not None}
     if any(".wait." in name for name in table):
@@ -91,17 +116,7 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
         for name, amount in work.amounts.items()
         if name in known
     ]
-    seconds = sum(table[name].value * amount for name, amount, _ in terms)
-    if not seconds > 0:
-        return None
-    spread = _interval_factor(terms, seconds, coefficients)
-    return Prediction(
-        seconds=seconds,
-        low_s=seconds / spread,
-        high_s=seconds * spread,
-        borrowed={name: source for name, source in known.items() if source != name},
-        unknown=tuple(name for name, source in sources.items() if source is None),
-    )
+    return terms, known, tuple(name for name, source in sources.items() if source is None)
 
 
 def _interval_factor(

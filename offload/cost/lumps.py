@@ -62,26 +62,13 @@ def trunk_owners(model: Model, placement: Places) -> tuple[int, ...]:
 
 def find_lumps(model: Model, placement: Places) -> tuple[Lump, ...]:
     """The weights that matter for time, tensors that are computed alike taken together."""
-    n_trunk = model.n_layer - model.n_layer_nextn
-    n_loops = max(1, model.hparams.n_loops)
     sums: dict[tuple[int, int | None, str, Role, int, int], list[int]] = {}
-    for tensor in _multiplied(model):
-        if tensor.il is not None and tensor.il >= n_trunk:
-            continue
-        is_expert = tensor.role is Role.EXPERT and len(tensor.shape) > 2
-        used = model.hparams.n_expert_used
-        key = (
-            _place_of(tensor, placement),
-            tensor.il,
-            tensor.type.name,
-            tensor.role,
-            tensor.shape[2] if is_expert else 1,
-            used[tensor.il] if is_expert and tensor.il is not None else 1,
-        )
+    for tensor in multiplied(model):
+        lump = lump_of(model, tensor, _place_of(tensor, placement))
+        key = (lump.place, lump.il, lump.type_name, lump.role, lump.n_expert, lump.n_expert_used)
         total = sums.setdefault(key, [0, 0])
-        times = 1 if tensor.il is None else n_loops
-        total[0] += tensor.n_bytes * times
-        total[1] += _elements(tensor) * times
+        total[0] += lump.n_bytes
+        total[1] += lump.n_weights
     return tuple(
         Lump(
             place=place,
@@ -97,10 +84,29 @@ def find_lumps(model: Model, placement: Places) -> tuple[Lump, ...]:
     )
 
 
-def _multiplied(model: Model) -> Iterator[Tensor]:
-    """Matrices that every token is multiplied with; a tied output is one."""
+def lump_of(model: Model, tensor: Tensor, place: int) -> Lump:
+    """One tensor alone, on this device; those of looped layers count once for each pass."""
+    is_expert = tensor.role is Role.EXPERT and len(tensor.shape) > 2
+    il = tensor.il
+    times = 1 if il is None else max(1, model.hparams.n_loops)
+    return Lump(
+        place=place,
+        il=il,
+        type_name=tensor.type.name,
+        role=tensor.role,
+        n_bytes=tensor.n_bytes * times,
+        n_weights=_elements(tensor) * times,
+        n_expert=tensor.shape[2] if is_expert else 1,
+        n_expert_used=model.hparams.n_expert_used[il] if is_expert and il is not None else 1,
+    )
+
+
+def multiplied(model: Model) -> Iterator[Tensor]:
+    """Matrices that every token is multiplied with; a tied output is one, MTP blocks are none."""
+    n_trunk = model.n_layer - model.n_layer_nextn
     for tensor in model.tensors:
-        if tensor.loaded and len(tensor.shape) > 1 and tensor.home != "input":
+        runs = tensor.loaded and (tensor.il is None or tensor.il < n_trunk)
+        if runs and len(tensor.shape) > 1 and tensor.home != "input":
             yield tensor
     if model.output_is_tied:
         yield model.token_embedding._replace(role=Role.OUTPUT, home="output")

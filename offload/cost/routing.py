@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import exp
 from typing import Final
 
@@ -17,6 +18,7 @@ _NORMAL: Final = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
 def touched_share(used: float, n_tokens: int, skew: float) -> float:
     """The share of a layer's experts that `n_tokens` tokens visit, each of them `used` of all.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from offload.context import ContextOptions
-from offload.cost.lumps import Places, count_hops, find_lumps, trunk_owners
+from offload.cost.lumps import Lump, Places, count_hops, find_lumps, trunk_owners
 from offload.device import Device
 from offload.model import Model, Role
 from offload.split import HOST
@@ -54,13 +54,14 @@ class Work:
         return Work(amounts={name: factor * amount for name, amount in self.amounts.items()})
 
 
-class _Amounts(dict[str, float]):
+class Amounts(dict[str, float]):
     """Amounts under construction."""
 
     def __missing__(self, key: str) -> float:
         return 0.0
 
     def work(self) -> Work:
+        """The finished amounts, without those that are nothing."""
         return Work(amounts={name: amount for name, amount in self.items() if amount})
 
 
@@ -72,27 +73,38 @@ def decode_work(
     context: ContextOptions,
     n_depth: int = 0,
     host_is_repacked: bool = False,
+    lumps: Sequence[Lump] | None = None,
 ) -> Work:
     """The work of generating one token after `n_depth` others.
 
     `devices` are those the placement's indices mean. `host_is_repacked` says that host
     weights lie in the processor's own layouts (`--no-host`, or no card with pinned buffers).
+    `lumps` are those of the placement, where they have been looked up before.
     """
-    place = _names(devices)
+    place = device_names(devices)
     host = REPACKED if host_is_repacked else CPU
-    lumps = find_lumps(model, placement)
-    amounts = _Amounts({"decode.const": 1.0})
+    lumps = find_lumps(model, placement) if lumps is None else lumps
+    amounts = Amounts({"decode.const": 1.0})
     for lump in lumps:
-        where = host if lump.place == HOST else place[lump.place]
-        n_bytes = lump.n_bytes * lump.touched(1)
-        amounts[f"decode.read.{where}.{lump.type_name}"] += n_bytes
-    seen_bytes = _context_bytes(model, context, n_depth)
+        add_token_lump(amounts, lump, host if lump.place == HOST else place[lump.place])
+    seen_bytes = context_bytes_read(model, context, n_depth)
     for il, owner in enumerate(trunk_owners(model, placement)):
-        amounts[f"decode.layer.{place[owner]}"] += 1.0
         keeper = owner if context.offload_kqv else HOST
-        amounts[f"decode.context.{place[keeper]}"] += seen_bytes[il]
+        add_token_layer(amounts, place[owner], place[keeper], seen_bytes[il])
     amounts["decode.hop"] = float(count_hops(model, placement, lumps, None))
     return amounts.work()
+
+
+def add_token_lump(amounts: Amounts, lump: Lump, where: str) -> None:
+    """What one token does with these weights, there."""
+    n_bytes = lump.n_bytes * lump.touched(1)
+    amounts[f"decode.read.{where}.{lump.type_name}"] += n_bytes
+
+
+def add_token_layer(amounts: Amounts, owner: str, keeper: str, seen_bytes: float) -> None:
+    """What one token does in a layer beside its weights."""
+    amounts[f"decode.layer.{owner}"] += 1.0
+    amounts[f"decode.context.{keeper}"] += seen_bytes
 
 
 def prefill_work(
@@ -107,6 +119,7 @@ def prefill_work(
     host_is_repacked: bool = False,
     host_is_mapped: bool = False,
     routing_skew: float = 0.0,
+    lumps: Sequence[Lump] | None = None,
 ) -> Work:
     """The work of a prompt of `n_prompt` tokens after `n_depth` others.
 
@@ -114,28 +127,28 @@ def prefill_work(
     (`--load-mode mmap`) are copied from pageable memory, so their stream counts apart.
     `routing_skew` is that of `touched_share`: 0 for random weights, ROUTING_SKEW for real ones.
     """
-    first = next((d for d, device in enumerate(devices) if device.backend.offloads_ops), None)
-    offloader = first if op_offload and not host_is_repacked else None
-    n_ubatch = max(1, context.n_ubatch_used)
-    amounts = _Amounts({"prefill.const": 1.0})
-    n_done = 0
-    for n_tokens, times in _ubatches(n_prompt, n_ubatch):
-        batch = _Batch(
-            n_tokens=n_tokens,
-            times=times,
-            n_depth=n_depth + n_done,
-            offloader=offloader if n_tokens >= OP_OFFLOAD_MIN_BATCH else None,
-            host=REPACKED if host_is_repacked else CPU,
-            stream_kind="stream_mmap" if host_is_mapped else "stream",
-            routing_skew=routing_skew,
-        )
-        _add_batch(amounts, model, placement, devices, context, batch)
-        n_done += n_tokens * times
+    amounts = Amounts({"prefill.const": 1.0})
+    lumps = find_lumps(model, placement) if lumps is None else lumps
+    for batch in batches_of(
+        devices,
+        context,
+        n_prompt=n_prompt,
+        n_depth=n_depth,
+        op_offload=op_offload,
+        host_is_repacked=host_is_repacked,
+        host_is_mapped=host_is_mapped,
+        routing_skew=routing_skew,
+    ):
+        _add_batch(amounts, model, placement, lumps, device_names(devices), context, batch)
     return amounts.work()
 
 
-class _Batch(NamedTuple):
-    """`times` physical batches of `n_tokens` each, the first after `n_depth` tokens."""
+class Batch(NamedTuple):
+    """`times` physical batches of `n_tokens` each, the first after `n_depth` tokens.
+
+    `offloader` is the card that takes ops of host weights over, None where none does;
+    `host` and `stream_kind` are what features call host weights and copies of them.
+    """
 
     n_tokens: int
     times: int
@@ -146,6 +159,37 @@ class _Batch(NamedTuple):
     routing_skew: float
 
 
+def batches_of(
+    devices: Sequence[Device],
+    context: ContextOptions,
+    *,
+    n_prompt: int,
+    n_depth: int,
+    op_offload: bool,
+    host_is_repacked: bool,
+    host_is_mapped: bool,
+    routing_skew: float,
+) -> tuple[Batch, ...]:
+    """The physical batches of a prompt, those of equal size together; `prefill_work` says more."""
+    first = next((d for d, device in enumerate(devices) if device.backend.offloads_ops), None)
+    offloader = first if op_offload and not host_is_repacked else None
+    batches = []
+    for n_tokens, times in _ubatches(n_prompt, max(1, context.n_ubatch_used)):
+        batches.append(
+            Batch(
+                n_tokens=n_tokens,
+                times=times,
+                n_depth=n_depth,
+                offloader=offloader if n_tokens >= OP_OFFLOAD_MIN_BATCH else None,
+                host=REPACKED if host_is_repacked else CPU,
+                stream_kind="stream_mmap" if host_is_mapped else "stream",
+                routing_skew=routing_skew,
+            )
+        )
+        n_depth += n_tokens * times
+    return tuple(batches)
+
+
 def _ubatches(n_prompt: int, n_ubatch: int) -> tuple[tuple[int, int], ...]:
     """Physical batches of a prompt as (tokens, how many)."""
     whole, rest = divmod(n_prompt, n_ubatch)
@@ -154,47 +198,61 @@ def _ubatches(n_prompt: int, n_ubatch: int) -> tuple[tuple[int, int], ...]:
 
 
 def _add_batch(
-    amounts: _Amounts,
+    amounts: Amounts,
     model: Model,
     placement: Places,
-    devices: Sequence[Device],
+    lumps: Sequence[Lump],
+    place: Sequence[str],
     context: ContextOptions,
-    batch: _Batch,
+    batch: Batch,
 ) -> None:
-    place = _names(devices)
-    lumps = find_lumps(model, placement)
-    n_tokens, times = batch.n_tokens, batch.times
-    amounts["prefill.ubatch"] += times
+    amounts["prefill.ubatch"] += batch.times
     for lump in lumps:
-        if lump.role is Role.OUTPUT:
-            continue  # only the last token of a prompt has an output
-        n_bytes = lump.n_bytes * lump.touched(n_tokens, batch.routing_skew) * times
-        runs_on = lump.place
-        if lump.place == HOST and batch.offloader is not None:
-            runs_on = batch.offloader
-            amounts[f"prefill.{batch.stream_kind}.{place[runs_on]}"] += n_bytes
-        where = batch.host if runs_on == HOST else place[runs_on]
-        amounts[f"prefill.read.{where}"] += n_bytes
-        flops = lump.flops_per_token * n_tokens * times
-        amounts[f"prefill.flops.{where}.{lump.type_name}"] += flops
-    # from the first token of the first batch to the last of the last, evenly
-    depth = batch.n_depth + n_tokens * times / 2
+        add_batch_lump(amounts, lump, place, batch)
     for il, owner in enumerate(trunk_owners(model, placement)):
-        where = place[owner if context.offload_kqv else HOST]
-        flops = _attention_flops_per_token(model, il, depth) * n_tokens * times
-        amounts[f"prefill.attention.{where}"] += flops
-        amounts[f"prefill.layer.{place[owner]}"] += times
-    hops = count_hops(model, placement, lumps, batch.offloader)
-    amounts["prefill.hop"] += hops * times
-    amounts["prefill.carry"] += hops * times * n_tokens * model.n_embd * _F32_BYTES
+        keeper = owner if context.offload_kqv else HOST
+        add_batch_layer(amounts, model, il, place[owner], place[keeper], batch)
+    add_batch_hops(amounts, model, count_hops(model, placement, lumps, batch.offloader), batch)
 
 
-def _names(devices: Sequence[Device]) -> tuple[str, ...]:
+def add_batch_lump(amounts: Amounts, lump: Lump, place: Sequence[str], batch: Batch) -> None:
+    """What a batch does with these weights; `place` are device names, the host's last."""
+    if lump.role is Role.OUTPUT:
+        return  # only the last token of a prompt has an output
+    n_bytes = lump.n_bytes * lump.touched(batch.n_tokens, batch.routing_skew) * batch.times
+    runs_on = lump.place
+    if lump.place == HOST and batch.offloader is not None:
+        runs_on = batch.offloader
+        amounts[f"prefill.{batch.stream_kind}.{place[runs_on]}"] += n_bytes
+    where = batch.host if runs_on == HOST else place[runs_on]
+    amounts[f"prefill.read.{where}"] += n_bytes
+    flops = lump.flops_per_token * batch.n_tokens * batch.times
+    amounts[f"prefill.flops.{where}.{lump.type_name}"] += flops
+
+
+def add_batch_layer(
+    amounts: Amounts, model: Model, il: int, owner: str, keeper: str, batch: Batch
+) -> None:
+    """What a batch does in a layer beside its weights."""
+    n_tokens = batch.n_tokens * batch.times
+    # from the first token of the first batch to the last of the last, evenly
+    flops = _attention_flops_per_token(model, il, batch.n_depth + n_tokens / 2) * n_tokens
+    amounts[f"prefill.attention.{keeper}"] += flops
+    amounts[f"prefill.layer.{owner}"] += batch.times
+
+
+def add_batch_hops(amounts: Amounts, model: Model, hops: float, batch: Batch) -> None:
+    """So many crossings between devices, each with the activations of the whole batch."""
+    amounts["prefill.hop"] += hops * batch.times
+    amounts["prefill.carry"] += hops * batch.times * batch.n_tokens * model.n_embd * _F32_BYTES
+
+
+def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
     """Device names by index; HOST, the last, is the host."""
     return (*(device.name for device in devices), CPU)
 
 
-def _context_bytes(model: Model, context: ContextOptions, n_depth: int) -> tuple[float, ...]:
+def context_bytes_read(model: Model, context: ContextOptions, n_depth: int) -> tuple[float, ...]:
     """Bytes of context that one token reads in each layer, `n_depth` tokens being there."""
     if n_depth <= 0:
         return (0.0,) * len(model.layers)
