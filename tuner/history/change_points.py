@@ -2,8 +2,9 @@
 
 Binary segmentation: a stretch is split when a shuffled one has as clear a step (the largest
 standardised difference of ranks, Mann-Whitney, over all splits) at most once in 50 times, and
-when the medians differ by a share that matters; then both sides are looked at likewise. Ranks, so one run beside a busy neighbour moves nothing. With fewer
-than about nine results no order of them is that unlikely, and nothing is found.
+when the medians differ by a share that matters; then both sides are looked at likewise.
+Ranks, so one run beside a busy neighbour moves nothing. With fewer than about nine results
+no order of them is that unlikely, and nothing is found.
 """
 
 from __future__ import annotations

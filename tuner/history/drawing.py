@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from tuner.history.series import Series, group_entries, make_series
 _WIDTH_INCHES: Final = 9.0
 _PANEL_INCHES: Final = 2.4
 _LABELS_MAX: Final = 20
+_HEADROOM: Final = 1.2
 _BLUE: Final = "#2b6cb0"
 _RED: Final = "#c53030"
 
@@ -76,6 +78,7 @@ def _draw_levels(axes: Any, series: Series) -> None:
     """The median of each level, and a line where a new one begins."""
     edges = [0, *(change.index for change in series.changes), len(series.values)]
     levels = [c.before for c in series.changes[:1]] + [c.after for c in series.changes]
+    levels = levels or [statistics.median(series.values)]
     for level, start, end in zip(levels, edges, edges[1:], strict=False):
         axes.plot((start - 0.5, end - 0.5), [level / series.scale] * 2, color=_BLUE, alpha=0.6)
     for change in series.changes:
@@ -98,7 +101,9 @@ def _label(axes: Any, series: Series) -> None:
     labels = [series.entries[i].build for i in shown]
     axes.set_xticks(shown, labels, rotation=30, ha="right")
     axes.set_ylabel(series.title)
-    axes.set_ylim(bottom=0)
+    tops = [e.intervals.get(series.key, (0, e.values[series.key]))[1] for e in series.entries]
+    axes.set_ylim(0, _HEADROOM * max(*tops, *series.values) / series.scale or 1)
+    axes.set_xlim(-1, len(series.entries))
     axes.grid(visible=True, axis="y", alpha=0.3)
 
 
