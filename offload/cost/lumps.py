@@ -62,26 +62,45 @@ def trunk_owners(model: Model, placement: Places) -> tuple[int, ...]:
 
 def find_lumps(model: Model, placement: Places) -> tuple[Lump, ...]:
     """The weights that matter for time, tensors that are computed alike taken together."""
-    sums: dict[tuple[int, int | None, str, Role, int, int], list[int]] = {}
-    for tensor in multiplied(model):
-        lump = lump_of(model, tensor, _place_of(tensor, placement))
-        key = (lump.place, lump.il, lump.type_name, lump.role, lump.n_expert, lump.n_expert_used)
-        total = sums.setdefault(key, [0, 0])
-        total[0] += lump.n_bytes
-        total[1] += lump.n_weights
+    weights, kinds = _weights_of(model)
+    sums: dict[tuple[int, int], list[int]] = {}
+    for tensor, lump, kind in weights:
+        key = (_place_of(tensor, placement), kind)
+        total = sums.get(key)
+        if total is None:
+            sums[key] = [lump.n_bytes, lump.n_weights]
+        else:
+            total[0] += lump.n_bytes
+            total[1] += lump.n_weights
     return tuple(
-        Lump(
-            place=place,
-            il=il,
-            type_name=type_name,
-            role=role,
-            n_bytes=n_bytes,
-            n_weights=n_weights,
-            n_expert=n_expert,
-            n_expert_used=n_used,
-        )
-        for (place, il, type_name, role, n_expert, n_used), (n_bytes, n_weights) in sums.items()
+        kinds[kind]._replace(place=place, n_bytes=n_bytes, n_weights=n_weights)
+        for (place, kind), (n_bytes, n_weights) in sums.items()
     )
+
+
+_Weights = tuple[tuple[tuple[Tensor, Lump, int], ...], tuple[Lump, ...]]
+"""Tensors with their lump and the number of its kind, and the first lump of each kind."""
+
+_latest: tuple[Model, _Weights] | None = None
+"""A planner times many placements of one model; nobody needs more than the last."""
+
+
+def _weights_of(model: Model) -> _Weights:
+    """What no placement changes, remembered while the same model is asked about."""
+    global _latest
+    if _latest is None or _latest[0] is not model:
+        kinds: dict[tuple[int | None, str, Role, int, int], int] = {}
+        firsts: list[Lump] = []
+        rows = []
+        for tensor in multiplied(model):
+            lump = lump_of(model, tensor, HOST)
+            key = (lump.il, lump.type_name, lump.role, lump.n_expert, lump.n_expert_used)
+            kind = kinds.setdefault(key, len(firsts))
+            if kind == len(firsts):
+                firsts.append(lump)
+            rows.append((tensor, lump, kind))
+        _latest = (model, (tuple(rows), tuple(firsts)))
+    return _latest[1]
 
 
 def lump_of(model: Model, tensor: Tensor, place: int) -> Lump:
