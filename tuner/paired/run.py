@@ -32,8 +32,10 @@ from tuner.paired.result import (
 from tuner.paired.verdict import N_LOOKS, TOLERANCES, Comparison, compare_pairs
 from tuner.quiet import LoadMeter
 
-_REPETITION_S: Final = 0.03
-"""Long enough for clocks and schedulers to be fair, short enough for many."""
+_DECODE_S: Final = 0.08
+_PREFILL_S: Final = 0.02
+"""Of one repetition. Decode is bound by memory, which others on the machine use too, and so
+is noisier; short enough that A and B see the same mood."""
 
 _PROBE: Final = Sizes(n_prompt=32, n_gen=8)
 _N_PROMPT_MIN, _N_PROMPT_MAX = 16, 512
@@ -77,12 +79,12 @@ def compare_builds_with_pairs(
 
 
 def choose_sizes(loaded: Loaded) -> Sizes:
-    """Tokens for a repetition of about 30 ms each, by a short run."""
+    """Tokens for a repetition of about a tenth of a second, by a short run."""
     loaded.time(_PROBE)
     seconds = loaded.time(_PROBE)
     return Sizes(
-        n_prompt=_within(_REPETITION_S / seconds["prefill"], _N_PROMPT_MIN, _N_PROMPT_MAX),
-        n_gen=_within(_REPETITION_S / seconds["decode"], _N_GEN_MIN, _N_GEN_MAX),
+        n_prompt=_within(_PREFILL_S / seconds["prefill"], _N_PROMPT_MIN, _N_PROMPT_MAX),
+        n_gen=_within(_DECODE_S / seconds["decode"], _N_GEN_MIN, _N_GEN_MAX),
     )
 
 
