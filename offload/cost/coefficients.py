@@ -21,7 +21,7 @@ PRIOR: Final = "prior"
 INTERVAL_Z: Final = 1.6448536269514722
 """Standard deviations either side that hold 90 % of a normal distribution."""
 
-_BORROWED_SD: Final = 0.35
+BORROWED_SD: Final = 0.35
 """Relative doubt about a coefficient taken from another tensor type of the same device."""
 
 
@@ -73,6 +73,29 @@ class Prediction(NamedTuple):
     unknown: tuple[str, ...]
 
 
+class Term(NamedTuple):
+    """One feature's amount and the coefficient that counts for it: its own, or one borrowed."""
+
+    feature: str
+    source: Coefficient
+    amount: float
+
+    @property
+    def seconds(self) -> float:
+        """What this part of the work takes."""
+        return self.source.value * self.amount
+
+    @property
+    def phase(self) -> str:
+        """`decode` or `prefill`."""
+        return self.source.name.partition(".")[0]
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the feature was never measured itself."""
+        return self.source.name != self.feature
+
+
 def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
     """Seconds for this work; None where not a single feature has a coefficient.
 
@@ -80,9 +103,8 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
     borrowed, and the scatter of single runs. Seconds are taken as log-normal, so the
     low end stays above zero.
     """
-    table = coefficients.table
-    terms, known, unknown = _terms(work, coefficients)
-    seconds = sum(table[name].value * amount for name, amount, _ in terms)
+    terms, unknown = terms_of(work, coefficients)
+    seconds = sum(term.seconds for term in terms)
     if not seconds > 0:
         return None
     spread = _interval_factor(terms, seconds, coefficients)
@@ -90,21 +112,18 @@ def predict(work: Work, coefficients: Coefficients) -> Prediction | None:
         seconds=seconds,
         low_s=seconds / spread,
         high_s=seconds * spread,
-        borrowed={name: source for name, source in known.items() if source != name},
+        borrowed={term.feature: term.source.name for term in terms if term.is_borrowed},
         unknown=unknown,
     )
 
 
 def seconds_of(work: Work, coefficients: Coefficients) -> float:
     """The seconds of `predict` without their interval, which takes longer to work out."""
-    table = coefficients.table
-    return sum(table[name].value * amount for name, amount, _ in _terms(work, coefficients)[0])
+    return sum(term.seconds for term in terms_of(work, coefficients)[0])
 
 
-def _terms(
-    work: Work, coefficients: Coefficients
-) -> tuple[list[tuple[str, float, bool]], dict[str, str], tuple[str, ...]]:
-    """(coefficient, amount, whether borrowed) of each feature; who speaks for it; what has none."""
+def terms_of(work: Work, coefficients: Coefficients) -> tuple[list[Term], tuple[str, ...]]:
+    """What each feature takes, cards that wait included, and which features nothing speaks for."""
     table = coefficients.table
     sources = {name: name if name in table else nearest(name, table) for name in work.amounts}
     known = {name: source for name, source in sources.items() if source is not None}
@@ -112,36 +131,39 @@ def _terms(
         work = add_waiting(work, {name: table[source].value for name, source in known.items()})
         known |= {name: name for name in work.amounts if ".wait." in name and name in table}
     terms = [
-        (known[name], amount, known[name] != name)
+        Term(feature=name, source=table[known[name]], amount=amount)
         for name, amount in work.amounts.items()
         if name in known
     ]
-    return terms, known, tuple(name for name, source in sources.items() if source is None)
+    return terms, tuple(name for name, source in sources.items() if source is None)
 
 
-def _interval_factor(
-    terms: list[tuple[str, float, bool]], seconds: float, coefficients: Coefficients
-) -> float:
+def _interval_factor(terms: list[Term], seconds: float, coefficients: Coefficients) -> float:
     variance = 0.0
     by_phase: dict[str, float] = {}
     amounts: dict[str, float] = {}
-    for name, amount, is_borrowed in terms:
-        phase = name.partition(".")[0]
-        part_s = amount * coefficients.table[name].value
-        by_phase[phase] = by_phase.get(phase, 0.0) + part_s
-        amounts[name] = amounts.get(name, 0.0) + amount
-        if is_borrowed:
-            variance += (_BORROWED_SD * part_s) ** 2
+    for term in terms:
+        name, phase = term.source.name, term.phase
+        by_phase[phase] = by_phase.get(phase, 0.0) + term.seconds
+        amounts[name] = amounts.get(name, 0.0) + term.amount
+        if term.is_borrowed:
+            variance += (BORROWED_SD * term.seconds) ** 2
     for phase, part_s in by_phase.items():
         variance += (coefficients.residual_sds.get(phase, 0.0) * part_s) ** 2
-    names = tuple(amounts)
+    variance += variance_of(amounts, coefficients)
+    relative = max(variance, 0.0) ** 0.5 / seconds
+    # log-normal with this relative deviation: sd of the logarithm is sqrt(log(1 + r²))
+    return exp(INTERVAL_Z * sqrt(log1p(relative**2)))
+
+
+def variance_of(amounts: Mapping[str, float], coefficients: Coefficients) -> float:
+    """Square seconds of doubt about a sum of so many units of each coefficient."""
+    variance, names = 0.0, tuple(amounts)
     for i, a in enumerate(names):
         for b in names[i:]:
             weight = 1.0 if a == b else 2.0
             variance += weight * amounts[a] * amounts[b] * coefficients.covariance_of(a, b)
-    relative = max(variance, 0.0) ** 0.5 / seconds
-    # log-normal with this relative deviation: sd of the logarithm is sqrt(log(1 + r²))
-    return exp(INTERVAL_Z * sqrt(log1p(relative**2)))
+    return variance
 
 
 def unit_of(name: str) -> str:
