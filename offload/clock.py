@@ -7,7 +7,7 @@ is priced by the same work and the same coefficients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from offload.context import ContextOptions
 from offload.cost import (
@@ -108,6 +108,50 @@ def make_clock(
         speeds=speeds,
         coefficients=coefficients,
         source=source,
+    )
+
+
+class Timed(Protocol):
+    """A plan, as far as its seconds go; offload.plan.Plan is one."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The cards in use."""
+
+    @property
+    def context(self) -> ContextOptions:
+        """Context and batches."""
+
+    @property
+    def options(self) -> Asked:
+        """What else was asked for."""
+
+
+class Asked(Protocol):
+    """Options that decide where operations run; offload.options.PlanOptions is one."""
+
+    @property
+    def op_offload(self) -> bool:
+        """Cards take over operations of host weights."""
+
+    @property
+    def load_mode(self) -> str | None:
+        """How files are loaded; None: as the emitted command says."""
+
+
+def clock_of_plan(plan: Timed, speeds: Speeds) -> Clock:
+    """The clock for a plan's placement, or any other of the same model, cards and options."""
+    return make_clock(
+        plan.model,
+        plan.devices,
+        plan.context,
+        speeds,
+        op_offload=plan.options.op_offload,
+        load_mode=plan.options.load_mode,
     )
 
 

@@ -10,18 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from offload.clock import clock_of_plan
+from offload.cost import Prediction
 from offload.device import Device
 from offload.model import Model
 from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
 from offload.rules import parse_overrides
+from offload.speeds import Speeds
 
 
 class Contender(NamedTuple):
-    """One placement and what it is called."""
+    """One placement, what it is called, and its turn where speeds are known."""
 
     name: str
     plan: Plan
+    turn: Prediction | None = None
 
 
 class FitAnswer(NamedTuple):
@@ -38,15 +42,28 @@ def make_contenders(
     options: PlanOptions,
     *,
     host_free_bytes: int | None = None,
+    speeds: Speeds | None = None,
+    own: Plan | None = None,
 ) -> Iterator[Contender]:
-    """Our spread first, then each strategy, then each card alone where there are several."""
+    """Our spread first, then each strategy, then each card alone where there are several.
+
+    `own` is what this same request was planned as, where that has been done before.
+    """
     has_experts = bool(model.expert_layers)
     strategies = tuple(Strategy) if has_experts and devices else (options.strategy,)
     for strategy in strategies:
-        plan = make_plan(
-            model, devices, replace(options, strategy=strategy), host_free_bytes=host_free_bytes
-        )
-        yield Contender(str(strategy), plan)
+        if strategy is Strategy.EVEN and speeds is None:
+            continue  # which is what `own` then is
+        plan = own if strategy is options.strategy else None
+        if plan is None:
+            plan = make_plan(
+                model,
+                devices,
+                replace(options, strategy=strategy),
+                host_free_bytes=host_free_bytes,
+                speeds=speeds,
+            )
+        yield _timed(str(strategy), plan, speeds)
     if len(devices) < 2 or options.tensor_split is not None or options.split_mode != "layer":
         return
     for i, device in enumerate(devices):
@@ -56,8 +73,14 @@ def make_contenders(
             margin_bytes=(margins[i],) if len(margins) > 1 else margins,
             device_names=(device.name,),
         )
-        plan = make_plan(model, (device,), alone, host_free_bytes=host_free_bytes)
-        yield Contender(f"{device.name} alone", plan)
+        plan = make_plan(model, (device,), alone, host_free_bytes=host_free_bytes, speeds=speeds)
+        yield _timed(f"{device.name} alone", plan, speeds)
+
+
+def _timed(name: str, plan: Plan, speeds: Speeds | None) -> Contender:
+    if speeds is None:
+        return Contender(name, plan)
+    return Contender(name, plan, clock_of_plan(plan, speeds).price(plan.placement))
 
 
 def fit_contender(
@@ -67,6 +90,7 @@ def fit_contender(
     answer: FitAnswer,
     *,
     host_free_bytes: int | None = None,
+    speeds: Speeds | None = None,
 ) -> Contender:
     """`--fit`'s choice priced by our referee."""
     fixed = replace(
@@ -76,4 +100,5 @@ def fit_contender(
         tensor_split=answer.tensor_split or None,
         override_rules=parse_overrides(answer.overrides) if answer.overrides else (),
     )
-    return Contender("--fit", make_plan(model, devices, fixed, host_free_bytes=host_free_bytes))
+    plan = make_plan(model, devices, fixed, host_free_bytes=host_free_bytes)
+    return _timed("--fit", plan, speeds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from offload.advice import Advice, advise
 from offload.context import ContextOptions
@@ -17,11 +17,15 @@ from offload.device import Device
 from offload.errors import UsageError
 from offload.memory import Breakdown
 from offload.model import Model
-from offload.options import DEFAULT_N_CTX_MAX, SERVER_SLOTS, PlanOptions
+from offload.options import DEFAULT_N_CTX_MAX, SERVER_SLOTS, PlanOptions, Strategy
 from offload.placement import Placement
 from offload.rules import Rule, cpu_moe_rule, make_rules, n_cpu_moe_rules, replay
 from offload.split import HOST, LayerSplit
-from offload.strategy import Problem, solve_strategy
+from offload.strategy import Priced, Problem, solve_strategy
+
+if TYPE_CHECKING:
+    from offload.choice import Choice
+    from offload.speeds import Speeds
 
 LAYERS_MAX: Final = 512
 """`LLAMA_MAX_LAYERS` (src/llama-hparams.h, b11434)."""
@@ -50,6 +54,11 @@ class Plan:
     compute_source: str
     short_bytes: Mapping[int, int]
     advice: tuple[Advice, ...]
+    choice: Choice | None = None
+    """What was weighed, where placements were weighed by their seconds."""
+
+    speeds: Speeds | None = None
+    """What they were weighed by; planning again asks for the same."""
 
     @property
     def feasible(self) -> bool:
@@ -84,27 +93,41 @@ def make_plan(
     *,
     host_free_bytes: int | None = None,
     with_advice: bool = True,
+    speeds: Speeds | None = None,
 ) -> Plan:
     """Plan `model` on `devices` (in llama.cpp's order) with `options`.
 
-    Raises UsageError where options and devices do not go together. A plan that
-    does not fit is returned all the same, with `feasible` false and advice, which
-    takes several more solutions to find; leave it out where nobody reads it.
+    With `speeds`, strategy `own` is the placement whose turn is shortest (offload/choice.py);
+    without, the one that fills the cards evenly. Raises UsageError where options and devices
+    do not go together. A plan that does not fit is returned all the same, with `feasible`
+    false and advice, which takes several more solutions to find; leave it out where nobody
+    reads it.
     """
     cards = _used_devices(devices, options)
     margins = _margins(options.margin_bytes, len(cards))
     problem = _problem(model, cards, margins, options, host_free_bytes)
-    priced = solve_strategy(problem, options.strategy)
+    choice: Choice | None = None
+    offered = tuple(devices)
+    if speeds is None or options.strategy is not Strategy.OWN or not cards:
+        priced = solve_strategy(problem, options.strategy)
+    else:
+        priced, choice, only = _fastest(problem, cards, options, speeds)
+        if only is not None:
+            cards, margins = (cards[only],), (margins[only],)
+            offered = cards
+            options = replace(options, device_names=(cards[0].name,), margin_bytes=margins)
+            problem = _problem(model, cards, margins, options, host_free_bytes)
     ours = {
         name: "CPU" if device == HOST else cards[device].buffer_type
         for name, device in priced.placement.placed.items()
         if name not in problem.user_placed
     }
+    notes = advise(problem, priced, options.strategy) if with_advice else ()
     return Plan(
         model=model,
         options=options,
         context=problem.context,
-        offered_devices=tuple(devices),
+        offered_devices=offered,
         devices=cards,
         margins_bytes=margins,
         host_free_bytes=host_free_bytes,
@@ -113,7 +136,41 @@ def make_plan(
         memory=priced.memory,
         compute_source="estimate",
         short_bytes=priced.short_bytes,
-        advice=advise(problem, priced, options.strategy) if with_advice else (),
+        advice=(*notes, *_left_out(choice)) if with_advice else (),
+        choice=choice,
+        speeds=speeds,
+    )
+
+
+def _fastest(
+    problem: Problem, cards: Sequence[Device], options: PlanOptions, speeds: Speeds
+) -> tuple[Priced, Choice | None, int | None]:
+    """The shortest turn; only those who ask for it wait for its modules to be imported."""
+    from offload.choice import choose_fastest
+    from offload.clock import make_clock
+
+    clock = make_clock(
+        problem.model,
+        cards,
+        problem.context,
+        speeds,
+        op_offload=options.op_offload,
+        load_mode=options.load_mode,
+    )
+    return choose_fastest(
+        problem, clock, may_drop_cards=speeds.may_drop_cards and options.split_mode == "layer"
+    )
+
+
+def _left_out(choice: Choice | None) -> tuple[Advice, ...]:
+    if choice is None or not choice.left_out:
+        return ()
+    names = ", ".join(choice.left_out)
+    return (
+        Advice(
+            code="card-left-out",
+            text=f"{names}: left out, a turn is shorter without; --strategy even uses every card",
+        ),
     )
 
 

@@ -34,6 +34,8 @@ class Speeds(NamedTuple):
     host: Host = Host()
     measured: Measured | None = None
     routing_skew: float = ROUTING_SKEW
+    may_drop_cards: bool = True
+    """Whether a plan may be for one card alone (`-dev`), if that is fastest."""
 
 
 def known_speeds(

@@ -1,8 +1,10 @@
 """Which placement does each strategy choose for this problem?
 
-`own` is this project's spread over each card's own layers; `first`, `last`,
-`all` and `none` are what people do by hand, kept for comparison and priced by
-the same referee. What the user fixed (`-ts`, `-ngl`, `-ot`, `-ncmoe`) is never
+`own` is this project's spread over each card's own layers; without anything known of
+speeds it is `even`, the spread that fills the cards evenly and sends the fewest bytes to the
+host (offload/choice.py has the other). `first`, `last`, `all` and `none` are what people do
+by hand, kept for comparison and priced by the same referee. What the user fixed (`-ts`,
+`-ngl`, `-ot`, `-ncmoe`) is never
 moved: it is part of the problem.
 """
 
@@ -78,8 +80,8 @@ class Priced(NamedTuple):
 def solve_strategy(problem: Problem, strategy: Strategy) -> Priced:
     """The placement of `strategy`, priced; `fits` says whether it holds."""
     if not problem.backends:
-        return _priced(problem, _host_only(problem))
-    if strategy is Strategy.OWN:
+        return price_problem(problem, _host_only(problem))
+    if strategy in (Strategy.OWN, Strategy.EVEN):
         return _solve_own(problem)
     if strategy is Strategy.NONE:
         return _even_without_relief(problem, problem.n_host_layers or 0)
@@ -97,7 +99,8 @@ def _host_only(problem: Problem) -> Placement:
     )
 
 
-def _priced(problem: Problem, placement: Placement) -> Priced:
+def price_problem(problem: Problem, placement: Placement) -> Priced:
+    """Any placement as an answer to `problem`: what each device then holds, and what is short."""
     memory = price(
         problem.model,
         problem.context,
@@ -199,12 +202,12 @@ def _iterate(
     """
     moved = _all_experts(problem) if movable or experts_to_host else {}
     compute = _first_compute(problem, n_host_layers, moved, pins_one)
-    tables = _tables(problem, movable=movable, drop_experts=experts_to_host)
+    tables = card_tables(problem, movable=movable, drop_experts=experts_to_host)
     best: Priced | None = None
     for _ in range(_ROUNDS):
         solution = _solve_cards(problem, tables, compute, n_host_layers)
         placed = moved if experts_to_host else _relieved(solution)
-        priced = _priced(problem, _placement(problem, solution, placed, pins_one))
+        priced = price_problem(problem, make_placement(problem, solution, placed, pins_one))
         if best is None or priced.rank < best.rank:
             best = priced
         actual = tuple(m.compute_bytes for m in priced.memory.devices)
@@ -230,7 +233,7 @@ def _relieved(solution: Solution) -> dict[str, int]:
     }
 
 
-def _placement(
+def make_placement(
     problem: Problem, solution: Solution, placed: Mapping[str, int], pins_one: bool = False
 ) -> Placement:
     """The solution as a placement; `pins_one` adds a rule that moves nothing.
@@ -262,7 +265,7 @@ def _first_compute(
     shares = problem.tensor_split or tuple(max(room, 1) for room in problem.room_bytes)
     split = split_layers(problem.model.n_layer, n_active, shares)
     solution = Solution(counts=split.counts(len(problem.backends)), reliefs=())
-    placement = _placement(problem, solution, placed, pins_one)
+    placement = make_placement(problem, solution, placed, pins_one)
     return price_compute(
         problem.model,
         problem.context,
@@ -278,7 +281,7 @@ def _solve_cards(
     compute: Sequence[int],
     n_host_layers: int,
 ) -> Solution:
-    charged = _user_bytes(problem)
+    charged = user_bytes(problem)
     cards = [
         CardTable(layer_bytes=table, budget_bytes=room - used - user)
         for table, room, used, user in zip(
@@ -292,7 +295,7 @@ def _solve_cards(
     return relieve(cards, split.counts(len(cards)), n_host_layers)
 
 
-def _user_bytes(problem: Problem) -> list[int]:
+def user_bytes(problem: Problem) -> list[int]:
     """Bytes that the user's own rules put on each card."""
     charged = [0] * len(problem.backends)
     if any(device != HOST for device in problem.user_placed.values()):
@@ -303,7 +306,7 @@ def _user_bytes(problem: Problem) -> list[int]:
     return charged
 
 
-def _tables(problem: Problem, *, movable: bool, drop_experts: bool) -> tuple[LayerBytes, ...]:
+def card_tables(problem: Problem, *, movable: bool, drop_experts: bool) -> tuple[LayerBytes, ...]:
     """One table per device; equal backends share one."""
     skip = dict(problem.user_placed)
     if drop_experts:
@@ -343,7 +346,7 @@ def _fewest_experts(problem: Problem, *, from_last: bool) -> Priced:
         placed = {
             name: device for name, device in experts.items() if int(name.split(".", 2)[1]) in chosen
         }
-        return _priced(problem, _placement(problem, solution, placed))
+        return price_problem(problem, make_placement(problem, solution, placed))
 
     low, high, best = 0, len(order), None
     while low <= high:

@@ -5,6 +5,7 @@ The edges meet here: probes, saved plans, profiles and what earlier servers reco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -12,25 +13,46 @@ from offload.errors import UsageError
 
 if TYPE_CHECKING:
     from offload.cli.flags import PlanFlags
-    from offload.forecast import Measured
+    from offload.device import Device
     from offload.machine import Machine
     from offload.model import Model
     from offload.options import PlanOptions
     from offload.plan import Plan
     from offload.render.request_json import Request
+    from offload.speeds import Measured, Speeds
+
+
+UBATCHES = (128, 256, 512, 1024, 2048, 4096)
+"""What `-ub auto` chooses from."""
 
 
 def plan_here(
-    flags: PlanFlags, model_path: str, llama_build: int | None = None
+    flags: PlanFlags, model_path: str, llama_build: int | None = None, profile: str | None = None
 ) -> tuple[Plan, Machine]:
     """The plan that the flags ask for, and the machine it is for.
 
-    `llama_build` counts where no flag says which build will run it. What a probe could not
-    find out is told on stderr.
+    `llama_build` counts where no flag says which build will run it, `profile` names measured
+    speeds. What a probe could not find out is told on stderr.
     """
     from offload.cli.app import notify
     from offload.plan import make_plan
 
+    model, machine, options = ask_here(flags, model_path, llama_build)
+    speeds = speeds_here(flags, machine, profile)
+    host_free = flags.host_free_bytes(machine)
+    if flags.chooses_ubatch:
+        made = _with_best_ubatch(model, machine, options, speeds, host_free)
+    else:
+        made = make_plan(model, machine.devices, options, host_free_bytes=host_free, speeds=speeds)
+    for notice in machine.warnings:
+        notify(notice.text)
+    return made, machine
+
+
+def ask_here(
+    flags: PlanFlags, model_path: str, llama_build: int | None = None
+) -> tuple[Model, Machine, PlanOptions]:
+    """The model, the machine and the options that the flags mean together."""
     options = flags.options()
     if options.llama_build is None:
         options = replace(options, llama_build=llama_build)
@@ -41,12 +63,51 @@ def plan_here(
     )
     if flags.margin is None:
         options = _with_growth(options, model, machine)
-    made = make_plan(
-        model, machine.devices, options, host_free_bytes=flags.host_free_bytes(machine)
+    return model, machine, _with_reserve(options, machine, flags.reserved_bytes())
+
+
+def speeds_here(flags: PlanFlags, machine: Machine, profile: str | None = None) -> Speeds:
+    """What the fastest placement is chosen by: the turn, and what is known of the machine."""
+    from offload.speeds import Speeds
+    from offload.turn import Turn, parse_turn
+
+    return Speeds(
+        turn=Turn() if flags.turn is None else parse_turn(flags.turn),
+        host=machine.host,
+        measured=measured_speeds(machine.devices, profile),
+        may_drop_cards=flags.device is None,
     )
-    for notice in machine.warnings:
-        notify(notice.text)
-    return made, machine
+
+
+def _with_best_ubatch(
+    model: Model,
+    machine: Machine,
+    options: PlanOptions,
+    speeds: Speeds,
+    host_free_bytes: int | None,
+) -> Plan:
+    """The plan of the shortest turn over `UBATCHES`; a larger one must be 1 % shorter."""
+    from offload.clock import clock_of_plan
+    from offload.plan import make_plan
+
+    def planned(n_ubatch: int, *, with_advice: bool) -> Plan:
+        asked = replace(options, n_ubatch=n_ubatch, n_batch=max(options.n_batch, n_ubatch))
+        return make_plan(
+            model,
+            machine.devices,
+            asked,
+            host_free_bytes=host_free_bytes,
+            with_advice=with_advice,
+            speeds=speeds,
+        )
+
+    best_s, chosen = float("inf"), options.n_ubatch
+    for n_ubatch in UBATCHES:
+        made = planned(n_ubatch, with_advice=False)
+        turn_s = clock_of_plan(made, speeds).seconds(made.placement)
+        if made.feasible and turn_s < best_s * 0.99:
+            best_s, chosen = turn_s, n_ubatch
+    return planned(chosen, with_advice=True)
 
 
 def plan_or_saved(
@@ -77,6 +138,29 @@ def plan_or_saved(
     return plan_of_saved(saved), saved.request
 
 
+def _with_reserve(options: PlanOptions, machine: Machine, reserved: dict[str, int]) -> PlanOptions:
+    """Margins raised by what another program needs on each card."""
+    names = [device.name for device in machine.devices]
+    unknown = [name for name in reserved if name not in names]
+    if unknown:
+        raise UsageError(f"--reserve {unknown[0]}: the cards here are {', '.join(names) or 'none'}")
+    if not reserved or options.n_gpu_layers == 0:
+        return options
+    margins = options.margin_bytes
+    if options.split_mode == "none":
+        names = names[options.main_gpu : options.main_gpu + 1]
+    if len(margins) == 1:
+        margins *= len(names)
+    if len(margins) != len(names):
+        return options  # the plan says how many margins there must be
+    return replace(
+        options,
+        margin_bytes=tuple(
+            margin + reserved.get(name, 0) for margin, name in zip(margins, names, strict=True)
+        ),
+    )
+
+
 def _with_growth(options: PlanOptions, model: Model, machine: Machine) -> PlanOptions:
     """Margins raised to what `serve --canary` saw of this model on these very cards."""
     if not machine.devices or not any(card.description for card in machine.devices):
@@ -101,9 +185,9 @@ def read_model(path: str) -> Model:
     return make_model(read_header(path))
 
 
-def measured_speeds(plan: Plan, profile: str | None) -> Measured | None:
+def measured_speeds(devices: Sequence[Device], profile: str | None) -> Measured | None:
     """What `--profile` says, else the newest profile of this machine; None for neither."""
-    if profile is None and not any(device.description for device in plan.devices):
+    if profile is None and not any(device.description for device in devices):
         return None  # cards described by hand are no machine's that was measured
     import os
     from pathlib import Path
@@ -112,9 +196,9 @@ def measured_speeds(plan: Plan, profile: str | None) -> Measured | None:
     from tuner.profile import newest_profile, profiles_dir, read_profile
 
     if profile is not None:
-        return measured_for(read_profile(Path(profile)), plan.devices)
-    newest = newest_profile(plan.devices, profiles_dir(os.environ))
-    return None if newest is None else measured_for(newest, plan.devices)
+        return measured_for(read_profile(Path(profile)), devices)
+    newest = newest_profile(devices, profiles_dir(os.environ))
+    return None if newest is None else measured_for(newest, devices)
 
 
 def _choose_devices(

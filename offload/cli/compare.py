@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
-from offload.cli.asked import measured_speeds, plan_here
+from offload.cli.asked import ask_here, speeds_here
 from offload.cli.flags import ModelPath, PlanFlags, ProfileOption
 
 if TYPE_CHECKING:
     from offload.contenders import Contender
+    from offload.speeds import Speeds
 
 
 class CompareOutput(StrEnum):
@@ -41,21 +42,18 @@ def compare(
     from offload.forecast import make_forecast
     from offload.render.contenders import contenders_to_json, render_contenders
 
-    first, machine = plan_here(flags, model)
+    read, machine, options = ask_here(flags, model)
+    speeds = speeds_here(flags, machine, profile)
+    host_free = flags.host_free_bytes(machine)
     contenders = list(
-        make_contenders(
-            first.model,
-            first.offered_devices,
-            first.options,
-            host_free_bytes=first.host_free_bytes,
-        )
+        make_contenders(read, machine.devices, options, host_free_bytes=host_free, speeds=speeds)
     )
-    if fit and first.devices:
-        contenders += _by_fit(contenders[0], flags.llama_server)
-    rows = [
-        (one, make_forecast(one.plan, machine.host, measured_speeds(one.plan, profile)))
-        for one in contenders
-    ]
+    for notice in machine.warnings:
+        notify(notice.text)
+    if fit and contenders[0].plan.devices:
+        asked = next((one for one in contenders if one.name == "even"), contenders[0])
+        contenders += _by_fit(asked, flags.llama_server, speeds)
+    rows = [(one, make_forecast(one.plan, machine.host, speeds.measured)) for one in contenders]
     if output is CompareOutput.JSON:
         print_json(contenders_to_json(rows))
     else:
@@ -63,7 +61,7 @@ def compare(
     return 0 if any(one.plan.feasible for one in contenders) else 1
 
 
-def _by_fit(ours: Contender, llama_server: str | None) -> list[Contender]:
+def _by_fit(ours: Contender, llama_server: str | None, speeds: Speeds) -> list[Contender]:
     """`--fit`'s own choice, where its program is here and it makes one; else why not, on stderr."""
     from offload.contenders import fit_contender
     from offload.engine.binaries import find_binary
@@ -81,9 +79,13 @@ def _by_fit(ours: Contender, llama_server: str | None) -> list[Contender]:
     except LlamaCppError as error:
         notify(f"--fit is left out: {error}")
         return []
-    host_free = plan.host_free_bytes
     return [
         fit_contender(
-            plan.model, plan.offered_devices, plan.options, answer, host_free_bytes=host_free
+            plan.model,
+            plan.offered_devices,
+            plan.options,
+            answer,
+            host_free_bytes=plan.host_free_bytes,
+            speeds=speeds,
         )
     ]

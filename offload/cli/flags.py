@@ -59,6 +59,7 @@ class StrategyName(StrEnum):
     """Which layers' experts leave the cards."""
 
     OWN = "own"
+    EVEN = "even"
     FIRST = "first"
     LAST = "last"
     ALL = "all"
@@ -155,6 +156,22 @@ class PlanFlags(MachineFlags):
             help="To leave free on each card [1GiB, or what serve --canary saw].",
         ),
     ] = None
+    reserve: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reserve",
+            metavar="CARD=SIZE",
+            help="For another program on that card, beyond the margin; repeat for each.",
+        ),
+    ] = None
+    turn: Annotated[
+        str | None,
+        typer.Option(
+            "--turn",
+            metavar="prompt=N,generate=N,depth=N",
+            help="Whose seconds count [prompt=2048,generate=512, at half the context].",
+        ),
+    ] = None
     n_ctx: Annotated[
         int | None,
         typer.Option("-c", "--ctx-size", help="Context [training context, at most 32768]."),
@@ -163,8 +180,11 @@ class PlanFlags(MachineFlags):
         int, typer.Option("-b", "--batch-size", help="Tokens submitted at once.")
     ] = 2048
     n_ubatch: Annotated[
-        int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at once.")
-    ] = 512
+        str,
+        typer.Option(
+            "-ub", "--ubatch-size", help="Tokens computed at once; auto: what is fastest."
+        ),
+    ] = "512"
     n_parallel: Annotated[
         int | None, typer.Option("-np", "--parallel", help="Slots [4 over one unified KV cache].")
     ] = None
@@ -224,9 +244,10 @@ class PlanFlags(MachineFlags):
     swa_full: Annotated[
         bool, typer.Option("--swa-full", help="Full-size cache for sliding windows.")
     ] = False
-    strategy: Annotated[StrategyName, typer.Option(help="Whose experts leave the cards.")] = (
-        StrategyName.OWN
-    )
+    strategy: Annotated[
+        StrategyName,
+        typer.Option(help="Whose experts leave the cards: own is the fastest, even fills evenly."),
+    ] = StrategyName.OWN
 
     def options(self) -> PlanOptions:
         """The flags as values; UsageError names the flag that cannot be meant."""
@@ -236,7 +257,7 @@ class PlanFlags(MachineFlags):
         return PlanOptions(
             n_ctx=self.n_ctx,
             n_batch=self.n_batch,
-            n_ubatch=self.n_ubatch,
+            n_ubatch=self._ubatch(),
             n_parallel=self.n_parallel,
             kv_unified=self.kv_unified,
             type_k=parse_kv_type(self.type_k, "-ctk"),
@@ -259,6 +280,31 @@ class PlanFlags(MachineFlags):
             margin_bytes=parse_sizes("1GiB" if self.margin is None else self.margin, "--margin"),
             strategy=Strategy(self.strategy.value),
         )
+
+    @property
+    def chooses_ubatch(self) -> bool:
+        """Whether `-ub` is for us to choose."""
+        return self.n_ubatch == "auto"
+
+    def _ubatch(self) -> int:
+        text = self.n_ubatch
+        if self.chooses_ubatch:
+            return 512
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise UsageError(f"-ub {text!r}: a number of tokens, or auto")
+        return int(text)
+
+    def reserved_bytes(self) -> dict[str, int]:
+        """Bytes that `--reserve` keeps, by card; UsageError for another form."""
+        from offload.units import parse_size_bytes
+
+        found: dict[str, int] = {}
+        for text in self.reserve or ():
+            name, equals, size = text.partition("=")
+            if not (name and equals):
+                raise UsageError(f"--reserve {text!r} is not CARD=SIZE, e.g. CUDA2=8GiB")
+            found[name] = found.get(name, 0) + parse_size_bytes(size, f"--reserve {name}")
+        return found
 
     def _build(self) -> int | None:
         """The build of `--llama-server`; None where none is named or it has no number."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
-from offload.cli.asked import measured_speeds, plan_here
+from offload.cli.asked import plan_here
 from offload.cli.flags import (
     ModelPath,
     Output,
@@ -41,7 +41,7 @@ def plan(
     if output is Output.JSON:
         model = os.path.abspath(model)  # a saved plan is read from anywhere
     judge = _judge(flags) if verify else None
-    made, machine = plan_here(flags, model, None if judge is None else judge.build)
+    made, machine = plan_here(flags, model, None if judge is None else judge.build, profile)
     if judge is not None:
         made = _confirmed(made, judge)
     if flags.llama_server is None:
@@ -51,11 +51,12 @@ def plan(
 
         build = read_build(Path(flags.llama_server))
         argv = emit_server_args(make_launch(made), flags.llama_server, build=build)
-    speeds = measured_speeds(made, profile)
     if output is Output.ARGS:
         print_answer(quote_argv(argv))
         return 0 if made.feasible else 1
-    forecast = make_forecast(made, machine.host, speeds)
+    forecast = make_forecast(
+        made, machine.host, None if made.speeds is None else made.speeds.measured
+    )
     if output is Output.JSON:
         print_json(plan_to_json(made, forecast, argv))
     else:

@@ -52,7 +52,9 @@ def plan_again(last: Round, request: Request) -> Plan:
     if host_free is not None:
         host_free = max(host_free - _beyond(last.verification.host), 1)
     model = last.plan.model
-    again = make_plan(model, corrected, request.options, host_free_bytes=host_free)
+    again = make_plan(
+        model, corrected, request.options, host_free_bytes=host_free, speeds=last.plan.speeds
+    )
     true = {device.name: device for device in request.devices}
     again = replace(
         again,

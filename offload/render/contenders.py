@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from offload.contenders import Contender
 from offload.render.forecast import forecast_to_json, rate_text
 from offload.render.plan_json import SCHEMA_VERSION, devices_to_json
-from offload.render.text import ranges, render_columns
+from offload.render.text import ranges, render_columns, seconds_text
 from offload.split import HOST
 from offload.units import MIB
 
@@ -22,7 +22,7 @@ _MARKS: Final = {True: "", False: "!"}
 def render_contenders(
     rows: Sequence[tuple[Contender, Forecast | None]], *, markdown: bool = False
 ) -> str:
-    """One line per placement; `!` marks a card that is short."""
+    """One line per placement; `!` marks a card that is short, `*` the shortest turn that fits."""
     names = list(dict.fromkeys(d.name for c, _ in rows for d in c.plan.devices))
     head = (
         "placement",
@@ -33,10 +33,28 @@ def render_contenders(
         "prefill t/s",
     )
     table = [head, *(_cells(contender, forecast, names) for contender, forecast in rows)]
+    if any(contender.turn is not None for contender, _ in rows):
+        best = _fastest(rows)
+        turns = ["turn s", *(_turn(contender, contender is best) for contender, _ in rows)]
+        table = [(*row, cell) for row, cell in zip(table, turns, strict=True)]
+        head = table[0]
     if markdown:
         lines = [f"| {' | '.join(row)} |" for row in table]
         return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-    return "\n".join(render_columns(table, "<" + ">" * len(names) + "><<<"))
+    align = "<" + ">" * len(names) + "><<<"
+    return "\n".join(render_columns(table, align.ljust(len(head), ">")))
+
+
+def _fastest(rows: Sequence[tuple[Contender, Forecast | None]]) -> Contender | None:
+    """The placement that fits and whose turn is shortest; the first of equal ones."""
+    timed = [(one.turn.seconds, one) for one, _ in rows if one.turn and one.plan.feasible]
+    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+def _turn(contender: Contender, is_best: bool) -> str:
+    if contender.turn is None:
+        return ""
+    return f"{seconds_text(contender.turn.seconds)}{'*' if is_best else ''}"
 
 
 def _cells(
@@ -61,6 +79,7 @@ def _card(plan: Plan, device: int) -> str:
 
 def contenders_to_json(rows: Sequence[tuple[Contender, Forecast | None]]) -> dict[str, Any]:
     """Devices as in `offload plan`, `prediction` too; `name` says whose placement it is."""
+    best = _fastest(rows)
     return {
         "schema_version": SCHEMA_VERSION,
         "placements": [
@@ -71,6 +90,8 @@ def contenders_to_json(rows: Sequence[tuple[Contender, Forecast | None]]) -> dic
                 "host_bytes": contender.plan.memory.host.total_bytes,
                 "host_layers": ranges(contender.plan.split.layers_of(HOST)),
                 "prediction": forecast_to_json(forecast),
+                "turn_s": None if contender.turn is None else contender.turn.seconds,
+                "fastest": contender is best,
             }
             for contender, forecast in rows
         ],

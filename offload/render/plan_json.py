@@ -13,6 +13,7 @@ from offload.emit import emit_server_args, make_launch
 from offload.memory import MemoryBytes
 from offload.model import Model
 from offload.plan import Plan
+from offload.render.choice import choice_to_json
 from offload.render.forecast import forecast_to_json
 from offload.render.request_json import request_of_plan, request_to_json
 from offload.split import HOST
@@ -101,6 +102,7 @@ def plan_to_json(
         "n_gpu_layers": launch.n_gpu_layers,
         "rules": [{"pattern": r.pattern, "buffer_type": r.buffer_type} for r in plan.rules],
         "prediction": forecast_to_json(forecast),
+        "choice": choice_to_json(plan.choice),
         "argv": list(emit_server_args(launch) if argv is None else argv),
         "warnings": [{"code": a.code, "text": a.text} for a in plan.advice],
         "launch": launch.to_json(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from offload.emit import emit_server_args, make_launch, quote_for_terminal
 from offload.memory import MemoryBytes
 from offload.plan import Plan
+from offload.render.choice import choice_line
 from offload.render.forecast import forecast_line
 from offload.render.text import printable, ranges, render_columns
 from offload.split import HOST
@@ -29,7 +30,11 @@ def render_plan(
         argv = emit_server_args(make_launch(plan))
     lines = [*_head(plan), "", *_table(plan), ""]
     if forecast is not None:
-        lines += [forecast_line(forecast), ""]
+        lines.append(forecast_line(forecast))
+    if plan.choice is not None:
+        lines.append(choice_line(plan.choice))
+    if forecast is not None or plan.choice is not None:
+        lines.append("")
     lines += [f"rule  {rule.pattern}={rule.buffer_type}" for rule in plan.rules]
     lines += [f"{advice.code}: {printable(advice.text)}" for advice in plan.advice]
     if plan.rules or plan.advice:

@@ -31,3 +31,8 @@ def render_columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
         "  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, align, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits, or all before the point: `0.84`, `14.2`, `1540`."""
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"

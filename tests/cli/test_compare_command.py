@@ -26,8 +26,8 @@ def test_table_and_json(shape: Path) -> None:
     """Each placement is a line and an object; exit code 0, since ours fits."""
     done = offload("compare", shape, *TWO, "--no-fit")
     assert done.returncode == 0 and done.stderr == ""
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:6]] == [
-        "own", "first", "last", "all", "none",
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:7]] == [
+        "own", "even", "first", "last", "all", "none",
     ]  # fmt: skip
     done = offload("compare", shape, *TWO, "--no-fit", "-o", "json")
     placements = json.loads(done.stdout)["placements"]

@@ -107,7 +107,9 @@ def replan(
         devices=tuple(corrected(device) for device in request.devices),
         host_free_bytes=host_free,
     )
-    again = make_plan(plan.model, learnt.devices, learnt.options, host_free_bytes=host_free)
+    again = make_plan(
+        plan.model, learnt.devices, learnt.options, host_free_bytes=host_free, speeds=plan.speeds
+    )
     return again, learnt
 
 

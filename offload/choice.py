@@ -1,0 +1,388 @@
+"""Which placement makes a turn shortest, what else was weighed, and how much is proven?
+
+The solver (offload/fastest) sees budgets in bytes and seconds that add up; its answer and the
+placements people use are then priced by the two referees, memory and clock, and the shortest
+turn that fits wins. Compute depends on the placement, so the solver is asked again with the
+compute of its last answer. Two things its tables do not hold: cards that wait get slower
+(offload/cost/waiting.py), and host layers without any host rule are mapped; the clock knows
+both, which is why candidates are priced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from offload.clock import Clock, make_clock
+from offload.cost import Prediction
+from offload.fastest import (
+    Answer,
+    CardProblem,
+    HostProblem,
+    HostUnit,
+    Item,
+    Unit,
+    solve_fastest,
+)
+from offload.memory import HOST_BACKEND, Breakdown, LayerBytes, layer_bytes, measure_memory
+from offload.options import Strategy
+from offload.solve import Solution
+from offload.split import HOST, LayerSplit, split_layers
+from offload.strategy import (
+    Priced,
+    Problem,
+    card_tables,
+    make_placement,
+    price_problem,
+    solve_strategy,
+    user_bytes,
+)
+from offload.turn import Turn
+from offload.unit_times import TurnTimes, turn_times
+
+SAME_SHARE: Final = 0.01
+"""Turns that differ by less are not told apart: then the cards are filled evenly."""
+
+EVEN: Final = "even"
+FASTEST: Final = "fastest"
+
+_ROUNDS: Final = 4
+"""Compute depends on the placement and the placement on compute: at most this many rounds."""
+
+_SLACK_BYTES: Final = 64 << 20
+"""Compute that turns out smaller by less than this is not worth another round."""
+
+
+class Baseline(NamedTuple):
+    """A placement that was weighed; without `turn_s` where it was not priced.
+
+    `is_bound`: it takes at least so long, whatever it does with its memory, and was not
+    worked out further.
+    """
+
+    name: str
+    feasible: bool
+    turn_s: float | None
+    is_bound: bool = False
+
+
+class Choice(NamedTuple):
+    """Whose placement the plan is, its turn, and what was weighed against it.
+
+    `bound_s`: no placement on these cards takes less, given the compute buffers of the
+    solver's last answer. None where the solver had no answer. `left_out` are cards that own
+    nothing.
+    """
+
+    name: str
+    turn: Turn
+    n_depth: int
+    prediction: Prediction
+    bound_s: float | None
+    baselines: tuple[Baseline, ...]
+    source: str
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds of the turn."""
+        return self.prediction.seconds
+
+    @property
+    def gap(self) -> float | None:
+        """The share of the turn by which a better placement could at most be shorter."""
+        if self.bound_s is None:
+            return None
+        return max(0.0, 1.0 - self.bound_s / self.turn_s)
+
+
+class Candidate(NamedTuple):
+    """A placement and the seconds of its turn."""
+
+    name: str
+    priced: Priced
+    turn_s: float
+
+
+class Found(NamedTuple):
+    """The solver's best placement that fits, if any, and the bound that holds for it."""
+
+    candidate: Candidate | None
+    bound_s: float | None
+
+
+class Decision(NamedTuple):
+    """The placement to take; `only` is the one card it is for, None where it is for all.
+
+    Without `choice` nothing that was weighed fits, and `priced` is the even spread.
+    """
+
+    priced: Priced
+    choice: Choice | None
+    only: int | None = None
+
+
+_BASELINES: Final = (Strategy.FIRST, Strategy.LAST, Strategy.ALL)
+
+
+def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = True) -> Decision:
+    """The shortest turn of all placements weighed; the even spread where none is shorter by 1 %.
+
+    With `may_drop_cards` each card is weighed alone too, the others not even started.
+    """
+    weighed: list[Candidate] = []
+    for name in (EVEN, *_BASELINES) if problem.model.expert_tensors else (EVEN,):
+        priced = solve_strategy(problem, Strategy(name))
+        weighed.append(Candidate(name, priced, clock.seconds(priced.placement)))
+    even = weighed[0]
+    found = solve_for_time(problem, clock, even.priced)
+    if found.candidate is not None:
+        weighed.insert(1, found.candidate)
+    best = _shortest(weighed)
+    lines = [Baseline(c.name, c.priced.fits, c.turn_s) for c in weighed]
+    only: int | None = None
+    bound_s = found.bound_s
+    winner_clock = clock
+    if may_drop_cards and len(problem.backends) > 1 and _may_leave_cards(problem):
+        for d, line, alone in _each_alone(problem, clock, None if best is None else best.turn_s):
+            lines.append(line)
+            if alone is None or not alone.candidate.priced.fits:
+                continue
+            if best is None or alone.candidate.turn_s < best.turn_s:
+                best, only, winner_clock = alone.candidate, d, alone.clock
+    if best is None:
+        return Decision(even.priced, None)
+    prediction = winner_clock.price(best.priced.placement)
+    if prediction is None:
+        return Decision(even.priced, None)
+    counts = best.priced.placement.split.counts(len(winner_clock.devices))
+    used = {d.name for d, n in zip(winner_clock.devices, counts, strict=True) if n}
+    choice = Choice(
+        name=best.name,
+        turn=clock.speeds.turn,
+        n_depth=clock.prompt_depth,
+        prediction=prediction,
+        bound_s=None if bound_s is None else min(bound_s, prediction.seconds),
+        baselines=tuple(lines),
+        source=clock.source,
+        left_out=tuple(d.name for d in clock.devices if d.name not in used),
+    )
+    return Decision(best.priced, choice, only)
+
+
+def _may_leave_cards(problem: Problem) -> bool:
+    """False where the user's own shares or rules name cards."""
+    return problem.tensor_split is None and all(d == HOST for d in problem.user_placed.values())
+
+
+class _Alone(NamedTuple):
+    clock: Clock
+    candidate: Candidate
+
+
+def _each_alone(
+    problem: Problem, clock: Clock, limit_s: float | None
+) -> Iterator[tuple[int, Baseline, _Alone | None]]:
+    """Each card as the only one; worked out only where it could beat `limit_s`.
+
+    Cards of equal memory and speeds are worked out once.
+    """
+    seen: dict[object, Baseline] = {}
+    for d, device in enumerate(clock.devices):
+        own = _sub_problem(problem, d)
+        mine = make_clock(
+            clock.model,
+            (device,),
+            clock.context,
+            clock.speeds,
+            op_offload=clock.op_offload,
+            load_mode=clock.load_mode,
+        )
+        name = f"{device.name} alone"
+        rates = tuple(value.value for _, value in sorted(mine.coefficients.table.items()))
+        key = (own.backends, own.room_bytes, rates)
+        if key in seen:
+            yield d, seen[key]._replace(name=name), None
+            continue
+        search = _Search(own, mine)
+        bound_s = search.bound_s()
+        alone: _Alone | None = None
+        if bound_s is None:
+            line = Baseline(name, feasible=False, turn_s=None)
+        elif limit_s is not None and bound_s >= limit_s:
+            line = Baseline(name, feasible=True, turn_s=bound_s, is_bound=True)
+        else:
+            alone = _Alone(mine, _best_alone(own, mine, name))
+            line = Baseline(name, alone.candidate.priced.fits, alone.candidate.turn_s)
+        seen[key] = line
+        yield d, line, alone
+
+
+def _best_alone(problem: Problem, clock: Clock, name: str) -> Candidate:
+    even = solve_strategy(problem, Strategy.EVEN)
+    weighed = [Candidate(name, even, clock.seconds(even.placement))]
+    found = solve_for_time(problem, clock, even).candidate
+    if found is not None:
+        weighed.append(found._replace(name=name))
+    return _shortest(weighed) or weighed[0]
+
+
+def _sub_problem(problem: Problem, card: int) -> Problem:
+    return problem._replace(
+        backends=(problem.backends[card],),
+        room_bytes=(problem.room_bytes[card],),
+        free_bytes=(problem.free_bytes[card],),
+    )
+
+
+def _shortest(weighed: Sequence[Candidate]) -> Candidate | None:
+    """The shortest turn that fits; the first of the list (even) if it is as good as that."""
+    fitting = [candidate for candidate in weighed if candidate.priced.fits]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda candidate: candidate.turn_s)
+    even = weighed[0]
+    if even.priced.fits and even.turn_s <= best.turn_s * (1 + SAME_SHARE):
+        return even
+    return best
+
+
+def solve_for_time(problem: Problem, clock: Clock, start: Priced) -> Found:
+    """The solver's shortest turn that fits, beginning with the compute of `start`.
+
+    Without any rule pipeline parallelism takes more compute, and moving nothing needs no
+    rule; so both ways of keeping everything where it belongs are tried.
+    """
+    search = _Search(problem, clock)
+    ruled = start
+    if not start.placement.has_rules:
+        ruled = price_problem(problem, start.placement._replace(has_rules=True))
+    found = search.run(ruled.memory, movable=True)
+    if problem.has_user_rules or start.placement.has_rules:
+        return found
+    unruled = search.run(start.memory, movable=False)
+    if unruled.candidate is None:
+        return found
+    best = found.candidate
+    if best is None or unruled.candidate.turn_s <= best.turn_s * (1 + SAME_SHARE):
+        best = unruled.candidate
+    return Found(candidate=best, bound_s=found.bound_s)
+
+
+class _Search:
+    """One problem laid out for the solver; asked again for other compute buffers."""
+
+    def __init__(self, problem: Problem, clock: Clock) -> None:
+        self._problem, self._clock = problem, clock
+        self._times = turn_times(clock, problem.user_placed)
+        self._tables = card_tables(problem, movable=True, drop_experts=False)
+        self._host = layer_bytes(
+            problem.model, problem.context, HOST_BACKEND, dict(problem.user_placed)
+        )
+        self._charged = user_bytes(problem)
+        on_cards = LayerSplit(owners=(0,) * problem.n_units)
+        bare = measure_memory(
+            problem.model, problem.context, problem.backends, on_cards, problem.user_placed
+        )
+        self._host_base_bytes = bare.host.model_bytes + bare.host.context_bytes
+
+    def run(self, start: Breakdown, *, movable: bool) -> Found:
+        """Ask the solver until compute no longer changes; with `movable` items may leave."""
+        compute = tuple(m.compute_bytes for m in start.devices)
+        host_bytes = start.host.compute_bytes
+        best: Candidate | None = None
+        bound_s: float | None = None
+        for _ in range(_ROUNDS):
+            answer = self._ask(compute, host_bytes, movable=movable)
+            if answer is None:
+                break
+            priced = self._priced(answer, movable=movable)
+            turn_s = self._clock.seconds(priced.placement)
+            if priced.fits and (best is None or turn_s < best.turn_s):
+                best = Candidate(FASTEST, priced, turn_s)
+                bound_s = answer.bound_s + self._times.constant_s
+            actual = tuple(m.compute_bytes for m in priced.memory.devices)
+            saved = max((c - a for c, a in zip(compute, actual, strict=True)), default=0)
+            if priced.fits and saved <= _SLACK_BYTES:
+                break
+            if not priced.fits:
+                actual = tuple(max(a, c) for a, c in zip(actual, compute, strict=True))
+            if actual == compute and HOST not in priced.short_bytes:
+                break
+            compute = actual
+            host_bytes = priced.memory.host.compute_bytes + priced.short_bytes.get(HOST, 0)
+        return Found(candidate=best, bound_s=bound_s)
+
+    def bound_s(self) -> float | None:
+        """Seconds that no placement is below, whatever compute takes; None where none fits."""
+        answer = self._ask((0,) * len(self._tables), 0, movable=True)
+        return None if answer is None else answer.bound_s + self._times.constant_s
+
+    def _ask(self, compute: Sequence[int], host_bytes: int, *, movable: bool) -> Answer | None:
+        problem = self._problem
+        rooms = zip(problem.room_bytes, compute, self._charged, strict=True)
+        cards = [
+            CardProblem(
+                budget_bytes=room - used - user,
+                once_bytes=table.once_bytes,
+                once_s=self._times.once_s,
+                units=tuple(_units(table, self._host, self._times, d, movable=movable)),
+            )
+            for d, ((room, used, user), table) in enumerate(zip(rooms, self._tables, strict=True))
+        ]
+        free = problem.host_free_bytes
+        host = HostProblem(
+            budget_bytes=None if free is None else free - self._host_base_bytes - host_bytes,
+            units=tuple(
+                HostUnit(n_bytes=fixed + experts, base_s=seconds)
+                for fixed, experts, seconds in zip(
+                    self._host.fixed_bytes, self._host.expert_bytes, self._times.host, strict=True
+                )
+            ),
+        )
+        return solve_fastest(
+            cards, host, n_host_units=problem.n_host_layers, counts=_user_counts(problem)
+        )
+
+    def _priced(self, answer: Answer, *, movable: bool) -> Priced:
+        problem = self._problem
+        placed: dict[str, int] = {}
+        for table, left in zip(self._tables, answer.away, strict=True):
+            for unit, item in left:
+                names = table.expert_units[unit][item].names
+                placed |= dict.fromkeys(names, HOST)
+        solution = Solution(counts=tuple(answer.counts), reliefs=())
+        pins_one = movable and len(problem.backends) > 1 and not problem.has_user_rules
+        placement = make_placement(problem, solution, placed, pins_one=pins_one)
+        return price_problem(problem, placement)
+
+
+def _units(
+    table: LayerBytes, host: LayerBytes, times: TurnTimes, card: int, *, movable: bool
+) -> Iterator[Unit]:
+    """A card's units as the solver wants them; items in the order of the table's."""
+    for il, (fixed, units) in enumerate(zip(table.fixed_bytes, table.expert_units, strict=True)):
+        time = times.cards[card][il]
+        items = tuple(
+            Item(
+                n_bytes=unit.n_bytes,
+                host_bytes=on_host.n_bytes,
+                extra_s=time.away_s.get(unit.stem, 0.0),
+            )
+            for unit, on_host in zip(units, host.expert_units[il], strict=True)
+        )
+        yield Unit(
+            fixed_bytes=fixed if movable else fixed + table.expert_bytes[il],
+            base_s=time.base_s,
+            items=items if movable else (),
+            first_item_s=time.crossing_s,
+        )
+
+
+def _user_counts(problem: Problem) -> tuple[int, ...] | None:
+    """Units of each card by the user's `-ts`."""
+    if problem.tensor_split is None:
+        return None
+    n_active = problem.n_units - (problem.n_host_layers or 0)
+    split = split_layers(problem.model.n_layer, n_active, problem.tensor_split)
+    return split.counts(len(problem.backends))
