@@ -134,10 +134,10 @@ def measure_memory(
         form = (tensor.type.id, *tensor.shape)
         for owner in owners:
             weights[owner] += padded[owner][form]
-    if model.output_is_tied and (split.output_owner != HOST or model.tied_output_is_copied):
+    second = _second_copy_owner(model, split, placed)
+    if second is not None:
         tied = model.token_embedding
-        backend = HOST_BACKEND if split.output_owner == HOST else backends[split.output_owner]
-        weights[split.output_owner] += backend.padded_bytes(tied.type, tied.shape)
+        weights[second] += kinds[second].padded_bytes(tied.type, tied.shape)
     contexts = [0] * (len(backends) + 1)
     by_backend: dict[Backend, tuple[int, ...]] = {}
     for il, owner in enumerate(split.owners[:-1]):
@@ -150,6 +150,21 @@ def measure_memory(
         MemoryBytes(model_bytes=w, context_bytes=c) for w, c in zip(weights, contexts, strict=True)
     ]
     return Breakdown(devices=tuple(sums[:-1]), host=sums[-1])
+
+
+def _second_copy_owner(model: Model, split: LayerSplit, placed: Mapping[str, int]) -> int | None:
+    """Where embeddings that serve as output matrix too are a second time; None for nowhere.
+
+    A rule for them counts for both uses. What is wanted twice in one kind of buffer is allocated
+    once, unless the output is created first (`llama_model_loader::create_tensor`,
+    src/llama-model-loader.cpp, b11434).
+    """
+    if not model.output_is_tied:
+        return None
+    ruled = placed.get(model.token_embedding.name)
+    owner = split.output_owner if ruled is None else ruled
+    is_shared = (ruled is not None or owner == HOST) and not model.tied_output_is_copied
+    return None if is_shared else owner
 
 
 def expert_stem(name: str) -> str:
@@ -182,7 +197,7 @@ def layer_bytes(
         else:
             il = model.n_layer if tensor.home == "output" or tensor.il is None else tensor.il
             fixed[il] += padded[tensor.type.id, *tensor.shape]
-    if model.output_is_tied:
+    if model.output_is_tied and model.token_embedding.name not in fixed_names:
         tied = model.token_embedding
         fixed[model.n_layer] += backend.padded_bytes(tied.type, tied.shape)
     expert_units = tuple(

@@ -133,7 +133,7 @@ def multiplied(model: Model) -> Iterator[Tensor]:
 
 def _place_of(tensor: Tensor, placement: Places) -> int:
     placed = placement.placed.get(tensor.name)
-    if placed is not None and tensor.role is not Role.OUTPUT:
+    if placed is not None:
         return placed
     if tensor.home == "output" or tensor.il is None:
         return placement.split.output_owner
