@@ -31,8 +31,22 @@ def test_table_and_json(shape: Path) -> None:
     ]  # fmt: skip
     done = offload("compare", shape, *TWO, "--no-fit", "-o", "json")
     placements = json.loads(done.stdout)["placements"]
-    assert placements[0]["feasible"] and not placements[4]["feasible"]
-    assert placements[0]["prediction"]["decode_t_s"] > placements[3]["prediction"]["decode_t_s"]
+    by_name = {one["name"]: one for one in placements}
+    assert by_name["own"]["feasible"] and not by_name["none"]["feasible"]
+    assert by_name["own"]["prediction"]["decode_t_s"] > by_name["all"]["prediction"]["decode_t_s"]
+    assert by_name["own"]["turn_s"] < by_name["all"]["turn_s"]
+
+
+def test_the_shortest_turn_is_marked(shape: Path) -> None:
+    """One star, at the shortest turn of those that fit."""
+    done = offload("compare", shape, *TWO, "--no-fit", "--turn", "prompt=100,generate=900")
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("turn s")
+    assert sum(line.endswith("*") for line in lines) == 1
+    done = offload("compare", shape, *TWO, "--no-fit", "-o", "json")
+    placements = json.loads(done.stdout)["placements"]
+    best = min((p for p in placements if p["feasible"]), key=lambda p: p["turn_s"])
+    assert [p["name"] for p in placements if p["fastest"]] == [best["name"]]
 
 
 def test_nothing_fits(shape: Path) -> None:
