@@ -17,6 +17,7 @@ from offload.cli.flags import (
     PlanFlags,
     ProfileOption,
 )
+from offload.errors import UsageError
 
 if TYPE_CHECKING:
     from offload.engine.verify import Judge
@@ -30,6 +31,9 @@ def plan(
     verify: Annotated[
         bool, typer.Option("--verify", help="Have llama.cpp confirm it, and plan again if not.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why, and what one thing more would change.")
+    ] = False,
     profile: ProfileOption = None,
     output: OutputOption = Output.TABLE,
 ) -> int:
@@ -38,6 +42,8 @@ def plan(
     from offload.forecast import make_forecast
     from offload.render import plan_to_json, render_plan
 
+    if explain and output is Output.ARGS:
+        raise UsageError("--explain has no place in -o args; leave one of them out")
     if output is Output.JSON:
         model = os.path.abspath(model)  # a saved plan is read from anywhere
     judge = _judge(flags) if verify else None
@@ -57,7 +63,11 @@ def plan(
     forecast = make_forecast(
         made, machine.host, None if made.speeds is None else made.speeds.measured
     )
-    if output is Output.JSON:
+    if explain:
+        from offload.cli.explaining import print_explained
+
+        print_explained(flags, made, machine, forecast, argv, as_json=output is Output.JSON)
+    elif output is Output.JSON:
         print_json(plan_to_json(made, forecast, argv))
     else:
         print_answer(render_plan(made, argv, forecast))

@@ -106,6 +106,11 @@ def _card_rates(device: Device) -> _Rates:
     )
 
 
+def link_bytes_per_s(device: Device) -> float:
+    """What its link is taken to carry, before the share of it that copies reach."""
+    return _card_rates(device).link_bytes_per_s
+
+
 def _host_rates(host: Host) -> _Rates:
     total = host.memory_total_bytes or 0
     guessed = _SERVER_GB_PER_S if total > _SERVER_BYTES else _UNKNOWN_HOST_GB_PER_S
