@@ -29,6 +29,15 @@ class CompareOutput(StrEnum):
 def compare(
     model: ModelPath,
     flags: PlanFlags,
+    cards: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cards",
+            metavar="CARDS",
+            help="Another machine, e.g. 3x24GiB:936GB/s, 'RTX 3090,12GiB', '+RTX 3060', -CUDA1 or"
+            " CUDA0=RTX 4090; repeat for each. Compares machines instead of placements.",
+        ),
+    ] = None,
     fit: Annotated[
         bool, typer.Option("--fit/--no-fit", help="Ask llama.cpp's --fit too, where it is here.")
     ] = True,
@@ -38,6 +47,10 @@ def compare(
     ] = CompareOutput.TABLE,
 ) -> int:
     """Lay our spread beside first, last, all, none, one card and llama.cpp's --fit."""
+    if cards:
+        from offload.cli.machines import compare_machines
+
+        return compare_machines(model, flags, tuple(cards), profile, output.value)
     from offload.contenders import make_contenders
     from offload.forecast import make_forecast
     from offload.render.contenders import contenders_to_json, render_contenders

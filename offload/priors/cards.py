@@ -150,12 +150,21 @@ def find_card(description: str) -> CardSheet | None:
     llama.cpp's descriptions carry the vendor's name and more: `NVIDIA GeForce RTX 3090`.
     Only whole words count.
     """
-    if not description:
-        return None
-    text = f" {re.sub(r'[^a-z0-9]+', ' ', description.lower()).strip()} "
+    _, figures = _find(description)
+    return CardSheet(*map(float, figures.split("|"))) if figures else None
+
+
+def card_name(description: str) -> str:
+    """The name under which the card stands here, in small letters; nothing where it does not."""
+    return _find(description)[0]
+
+
+def _find(description: str) -> tuple[str, str]:
     best, figures = "", ""
-    for line in _TEXT.lower().split("\n"):
-        name, _, rest = line.partition("|")
-        if len(name) > len(best) and f" {name} " in text:
-            best, figures = name, rest
-    return CardSheet(*map(float, figures.split("|"))) if best else None
+    if description:
+        text = f" {re.sub(r'[^a-z0-9]+', ' ', description.lower()).strip()} "
+        for line in _TEXT.lower().split("\n"):
+            name, _, rest = line.partition("|")
+            if len(name) > len(best) and f" {name} " in text:
+                best, figures = name, rest
+    return best, figures
