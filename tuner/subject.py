@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from offload.device import Device
-from offload.errors import InfeasibleError, UsageError
+from offload.errors import InfeasibleError, UnsupportedModelError, UsageError
 from offload.model import Model, make_model
 from offload.source import read_header
 from offload.units import GIB, MIB, format_gib
@@ -113,29 +113,48 @@ def cut_model(
     folder = scratch_folder() if keep is None else keep.parent
     budget_bytes = min(budget_bytes, disk_free_bytes(folder))
     wish_bytes = int(time_s * (_WISH_BYTES_PER_S_VIRTUAL if virtual else _WISH_BYTES_PER_S))
-    make = partial(_make_scale, like, budget_bytes)
-    scale = make(wish_bytes)
-    short = make(scale.n_bytes // 2)
+    scale = _make_scale(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes)
+    short = _shorter(scale, partial(_make_scale, like))
     with ExitStack() as stack:
         if keep is not None:
             path = write_scale_model(scale, keep)
         else:
             path = stack.enter_context(temporary_scale_model(scale))
         subject = _subject(scale, path, like)
-        n_short = len(short.source_layers)
-        is_room = short.n_bytes <= disk_free_bytes(scratch_folder())
-        if n_short < len(scale.source_layers) and is_room:
+        if short is not None and short.n_bytes <= disk_free_bytes(scratch_folder()):
             short_path = stack.enter_context(temporary_scale_model(short))
             subject = replace(subject, short_model=make_model(read_header(short_path)))
         yield subject
 
 
-def _make_scale(like: str | None, budget_bytes: int, wish_bytes: int) -> ScaleModel:
+def _make_scale(
+    like: str | None,
+    *,
+    budget_bytes: int | None = None,
+    wish_bytes: int | None = None,
+    n_layer: int | None = None,
+) -> ScaleModel:
     if like is None:
         return make_scale_model_of_shape(
-            _BUILT_IN, budget_bytes=budget_bytes, wish_bytes=wish_bytes
+            _BUILT_IN, budget_bytes=budget_bytes, wish_bytes=wish_bytes, n_layer=n_layer
         )
-    return make_scale_model(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes)
+    return make_scale_model(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes, n_layer=n_layer)
+
+
+def _shorter(scale: ScaleModel, make: Callable[..., ScaleModel]) -> ScaleModel | None:
+    """About half as many layers, experts among them; None where llama.cpp knows no such model.
+
+    It tells what grows with layers from what does not, so kinds need not be in proportion.
+    """
+    n = len(scale.source_layers)
+    for n_layer in range(max(n // 2, 1), n):
+        try:
+            short = make(n_layer=n_layer)
+        except UnsupportedModelError:
+            continue
+        if short.model.expert_layers or not scale.model.expert_layers:
+            return short
+    return None
 
 
 def kept_path(like: str | None) -> Path:
