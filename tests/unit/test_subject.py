@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,21 @@ def test_a_cut_and_a_shorter_one_for_as_long_as_they_are_used(tmp_path: Path) ->
 def test_short_sweeps_take_small_models(tmp_path: Path) -> None:
     """What is loaded often must load fast, but holds every kind of layer all the same."""
     shape = write_shape("glm-4.5-air", tmp_path / "air.gguf")
-    made = [subject._make_scale(str(shape), 64 * GIB, n) for n in (1, 8 * GIB)]
+    made = [
+        subject._make_scale(str(shape), budget_bytes=64 * GIB, wish_bytes=n) for n in (1, 8 * GIB)
+    ]
     # one dense layer, and two with experts: one for a card and one for the host
     assert [len(scale.source_layers) for scale in made] == [3, 5]
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "gpt-oss-20b", "qwen3.5-35b-a3b"])
+def test_the_smallest_cut_has_a_shorter_one(tmp_path: Path, name: str) -> None:
+    """Costs of layers need two numbers of them, though one layer cannot hold every kind."""
+    shape = str(write_shape(name, tmp_path / "shape.gguf"))
+    smallest = subject._make_scale(shape, budget_bytes=64 * GIB, wish_bytes=1)
+    short = subject._shorter(smallest, partial(subject._make_scale, shape))
+    assert short is not None and short.model.expert_layers
+    assert short.model.n_layer == smallest.model.n_layer // 2
 
 
 def test_too_little_memory_says_how_much_is_missing(tmp_path: Path) -> None:
