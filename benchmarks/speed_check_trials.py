@@ -6,10 +6,12 @@
     python -m benchmarks.speed_check_trials summary trials.jsonl
 
 Each `one` is a whole check with the default budget, by itself, so that trials can be spread
-over a machine that does other work: both arms are the same llama-server. With `slower` A has
-a real cause to be slow: a neighbour of higher priority that takes one millisecond in eleven
-of the core both servers are pinned to, awake only while A is timed. How slow that makes A is
-measured, over all trials, and is no input of the checks. Linux, and root for the priority.
+over a machine that does other work: both arms are the same llama-server. With `slower` A is
+a build with slower kernels: a library that is loaded before its own adds, after every graph
+that is computed, a tenth of the processor time that it took, in the same thread. (A busy
+neighbour on the core is no fixed slowdown on a machine that does other work: after it has
+run, others may be let in first.) What A is slowed down by in fact is measured, over all
+trials, and is no input of the checks. Linux and a C compiler.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
-import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,13 +33,11 @@ from typing import Any, Final
 from offload.emit import Launch
 from offload.engine.binaries import find_binary
 from tuner.paired import ServerArm, SpeedCheck, SpeedOptions, Verdict
-from tuner.paired.arm import Loaded, Sizes
+from tuner.paired.arm import Loaded
 from tuner.paired.run import compare_builds_with_pairs
 from tuner.synth import write_random
 
-_CORE: Final = 1
-_PERIOD_S: Final = 0.011
-_SPIN_S: Final = 0.001
+_SHARE: Final = 0.10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,9 +83,9 @@ def make_trial(kind: str, model: str, time_s: float) -> dict[str, Any]:
     if kind == "same":
         check, pairs = compare_builds_with_pairs(arm, arm, options)
     else:
-        os.sched_setaffinity(0, {_CORE})
-        with _neighbour() as pid:
-            check, pairs = compare_builds_with_pairs(_Slowed(arm=arm, pid=pid), arm, options)
+        with _slower_library() as library:
+            slowed = _Slowed(arm=arm, library=library)
+            check, pairs = compare_builds_with_pairs(slowed, arm, options)
     ratios = {
         test: [round(a.seconds[test] / b.seconds[test], 4) for a, b in pairs]
         for test in ("decode", "prefill")
@@ -102,10 +102,10 @@ def _short(check: SpeedCheck) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Slowed:
-    """An arm beside a busy neighbour."""
+    """An arm with a library loaded before its own."""
 
     arm: ServerArm
-    pid: int
+    library: Path
 
     @property
     def name(self) -> str:
@@ -120,50 +120,57 @@ class _Slowed:
         return self.arm.model_bytes
 
     @property
+    def n_threads(self) -> int | None:
+        return self.arm.n_threads
+
+    @property
     def uses_cards(self) -> bool:
         return self.arm.uses_cards
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Loaded]:
-        with self.arm.open() as loaded:
-            yield _SlowedLoaded(loaded=loaded, pid=self.pid)
+        with contextlib.ExitStack() as stack:
+            os.environ["LD_PRELOAD"] = str(self.library)
+            try:
+                loaded = stack.enter_context(self.arm.open())
+            finally:
+                del os.environ["LD_PRELOAD"]
+            yield loaded
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SlowedLoaded:
-    loaded: Loaded
-    pid: int
+_SLOWER: Final = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
 
-    def time(self, sizes: Sizes) -> dict[str, float]:
-        os.kill(self.pid, signal.SIGCONT)
-        try:
-            return self.loaded.time(sizes)
-        finally:
-            os.kill(self.pid, signal.SIGSTOP)
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* ggml/include/ggml-backend.h, b11434; the processor's backend computes before it returns */
+int ggml_backend_sched_graph_compute_async(void * sched, void * graph) {
+    static int (*compute)(void *, void *);
+    if (!compute) compute = dlsym(RTLD_NEXT, "ggml_backend_sched_graph_compute_async");
+    const double start = now();
+    const int status = compute(sched, graph);
+    const double end = now();
+    while (now() < end + SHARE * (end - start)) {}
+    return status;
+}
+"""
 
 
 @contextlib.contextmanager
-def _neighbour() -> Iterator[int]:
-    """A process that takes its share of the core; asleep until it is woken."""
-    process = multiprocessing.get_context("fork").Process(target=_be_busy, daemon=True)
-    process.start()
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.join()
-
-
-def _be_busy() -> None:
-    os.sched_setaffinity(0, {_CORE})
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    while True:
-        start_s = time.perf_counter()
-        while time.perf_counter() - start_s < _SPIN_S:
-            pass
-        time.sleep(_PERIOD_S - _SPIN_S)
+def _slower_library() -> Iterator[Path]:
+    """Compiled anew each time; gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "slower.c", Path(folder) / "slower.so"
+        source.write_text(_SLOWER)
+        command = ["cc", "-O1", "-shared", "-fPIC", f"-DSHARE={_SHARE}", "-o", library, source]
+        subprocess.run([*map(str, command), "-ldl"], check=True)
+        yield library
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:

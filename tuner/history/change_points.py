@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ALPHA: Final = 0.02
-EFFECT_MIN: Final = 0.02
+EFFECT_MIN: Final = 0.03
 """Smaller changes of the median are nobody's business."""
 
 _N_SHUFFLES: Final = 1000

@@ -64,8 +64,9 @@ def append_history(
         return
     with _locked(Path(path)) as fd:
         end = _whole_lines_end(fd)
-        os.ftruncate(fd, end)
         try:
+            if end < os.fstat(fd).st_size:
+                os.ftruncate(fd, end)
             _write_all(fd, lines, end)
             os.fsync(fd)
         except OSError as error:

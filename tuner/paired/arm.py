@@ -33,6 +33,10 @@ class Sizes:
 class Loaded(Protocol):
     """A model that is in memory."""
 
+    @property
+    def pid(self) -> int | None:
+        """The process that computes; None where there is a new one each time."""
+
     def time(self, sizes: Sizes) -> dict[str, float]:
         """Seconds per token of one repetition, `decode` and `prefill`."""
 
@@ -51,6 +55,10 @@ class Arm(Protocol):
     @property
     def model_bytes(self) -> int:
         """What it takes to have it in memory."""
+
+    @property
+    def n_threads(self) -> int | None:
+        """Of the host's part; None: the program's own default."""
 
     @property
     def uses_cards(self) -> bool:

@@ -9,15 +9,17 @@ that the test would not refuse.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 _EXACT_MAX: Final = 120
-"""Two series longer than this together: the normal curve is as good, and quick."""
+"""For more values than this the normal curve is as good, and quick."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,6 +40,10 @@ def signed_rank_p(differences: Sequence[float]) -> float:
         return 1.0
     doubled = _doubled_ranks(np.abs(values))
     above = int(doubled[values > 0].sum())
+    if len(values) > _EXACT_MAX:
+        ranks = doubled / 2
+        spread = float((ranks**2).sum()) ** 0.5 / 2
+        return _upper_tail((above / 2 - ranks.sum() / 2 - 0.5) / spread)
     return float(_signed_rank_chances(doubled)[above:].sum())
 
 
@@ -50,6 +56,10 @@ def paired_shift(differences: Sequence[float], alpha: float) -> Shift:
     n = len(values)
     rows, columns = np.triu_indices(n)
     means = np.sort((values[rows] + values[columns]) / 2)
+    if n > _EXACT_MAX:
+        return _shift_of_many(
+            means, n * (n + 1) / 4, (n * (n + 1) * (2 * n + 1) / 24) ** 0.5, alpha
+        )
     chances = _signed_rank_chances(2 * np.arange(1, n + 1))[::2]
     return _shift(means, np.cumsum(chances), alpha)
 
@@ -71,7 +81,7 @@ def separate_shift(values: Sequence[float], others: Sequence[float], alpha: floa
     n, m = len(values), len(others)
     differences = np.sort(np.subtract.outer(np.asarray(values), np.asarray(others)).ravel())
     if n + m > _EXACT_MAX:
-        return _shift_of_many(differences, n, m, alpha)
+        return _shift_of_many(differences, n * m / 2, (n * m * (n + m + 1) / 12) ** 0.5, alpha)
     least = n * (n + 1)
     chances = _rank_sum_chances(2 * np.arange(1, n + m + 1), n)[least::2]
     return _shift(differences, np.cumsum(chances), alpha)
@@ -125,17 +135,12 @@ def _normal_tail(ranks: Floats, n: int, total: float) -> float:
     return _upper_tail(z)
 
 
-def _shift_of_many(ordered: Floats, n: int, m: int, alpha: float) -> Shift:
-    from statistics import NormalDist
-
-    spread = (n * m * (n + m + 1) / 12) ** 0.5
-    k = max(int(n * m / 2 + NormalDist().inv_cdf(alpha) * spread), 1)
+def _shift_of_many(ordered: Floats, mean: float, spread: float, alpha: float) -> Shift:
+    k = max(int(mean + NormalDist().inv_cdf(alpha) * spread), 1)
     return Shift(
         middle=float(np.median(ordered)), low=float(ordered[k - 1]), high=float(ordered[-k])
     )
 
 
 def _upper_tail(z: float) -> float:
-    from math import erfc, sqrt
-
-    return 0.5 * erfc(z / sqrt(2))
+    return 0.5 * math.erfc(z / math.sqrt(2))

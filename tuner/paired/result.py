@@ -13,7 +13,7 @@ from typing import Final
 from tuner.paired.arm import Sizes
 from tuner.paired.verdict import ALPHA, TOLERANCES, Comparison, Verdict
 
-TIME_S: Final = 12.0
+TIME_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

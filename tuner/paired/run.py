@@ -18,6 +18,7 @@ from typing import Final
 
 from offload.host import probe_host
 from tuner.paired.arm import Arm, Loaded, Sizes
+from tuner.paired.processors import share_processors
 from tuner.paired.result import (
     Pair,
     Repetition,
@@ -32,17 +33,18 @@ from tuner.paired.result import (
 from tuner.paired.verdict import N_LOOKS, TOLERANCES, Comparison, compare_pairs
 from tuner.quiet import LoadMeter
 
-_DECODE_S: Final = 0.08
-_PREFILL_S: Final = 0.02
-"""Of one repetition. Decode is bound by memory, which others on the machine use too, and so
-is noisier; short enough that A and B see the same mood."""
+_DECODE_S: Final = 0.008
+_PREFILL_S: Final = 0.012
+"""Of one repetition: as short as can be. Moods of a machine last longer than this, so A and B
+see the same one; on a busy virtual machine pairs of 8 tokens told four times as much in the
+same time as pairs of 96."""
 
 _PROBE: Final = Sizes(n_prompt=32, n_gen=8)
 _N_PROMPT_MIN, _N_PROMPT_MAX = 16, 512
-_N_GEN_MIN, _N_GEN_MAX = 8, 128
-_PAIRS_PER_START: Final = 8
-START_SHARE: Final = 0.25
-"""Processes are started anew once they have been timed for four times as long as starting took."""
+_N_GEN_MIN, _N_GEN_MAX = 4, 128
+_PAIRS_PER_START: Final = 12
+START_SHARE: Final = 0.2
+"""Processes are started anew once they have been timed for five times as long as starting took."""
 
 _ROOM_SHARE: Final = 0.8
 Clock = Callable[[], float]
@@ -79,7 +81,7 @@ def compare_builds_with_pairs(
 
 
 def choose_sizes(loaded: Loaded) -> Sizes:
-    """Tokens for a repetition of about a tenth of a second, by a short run."""
+    """Tokens for a repetition of some milliseconds, by a short run."""
     loaded.time(_PROBE)
     seconds = loaded.time(_PROBE)
     return Sizes(
@@ -140,8 +142,8 @@ class _Run:
 
     def _rounds_together(self, begin_s: float, coin: random.Random) -> Iterator[None]:
         """Yield after each two pairs; both processes live for one round of them."""
-        pair_s = 0.0
-        while self._left_s(begin_s) > pair_s:
+        pair_s = starting_s = 0.0
+        while self._left_s(begin_s) > starting_s + pair_s:
             start_s = self.clock()
             with ExitStack() as stack:
                 a, b = self._start(stack, coin)
@@ -170,7 +172,9 @@ class _Run:
         return a, b
 
     def _two_pairs(self, a: Loaded, b: Loaded, coin: random.Random) -> None:
-        """A B B A, or B A A B."""
+        """A B B A, or B A A B, on the same processors."""
+        n_threads = [n for n in (self.a.n_threads, self.b.n_threads) if n is not None]
+        share_processors((a.pid, b.pid), max(n_threads, default=None), coin)
         order = (0, 1, 1, 0) if coin.random() < 0.5 else (1, 0, 0, 1)
         found = [(i, self._time((a, b)[i])) for i in order]
         for pair in (dict(found[:2]), dict(found[2:])):

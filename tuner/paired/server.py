@@ -2,7 +2,8 @@
 
 It stays alive between repetitions and tells its own clock's seconds for prompt and answer
 (`timings`, tools/server/server-task.cpp, b11434), so loading is paid once for many
-repetitions and HTTP is no part of them. Every build of llama.cpp has one. [edge]
+repetitions and HTTP is no part of them. Every build of llama.cpp has one. The
+prompt is read anew each time, and answered at length from the cache. [edge]
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ServerArm(LaunchArm):
             with started(argv, python=False, stdin=False, stdout=log, stderr=log) as process:
                 address = Address(host=LOOPBACK, port=port.number)
                 _wait_ready(process, address, argv, log, self.load_timeout_s)
-                yield _Serving(address=address, arm=self)
+                yield _Serving(address=address, arm=self, pid=_program_pid(process.pid))
 
     def argv(self, port: int) -> list[str]:
         """Its command line."""
@@ -86,6 +87,14 @@ def _wait_ready(
         time.sleep(_POLL_S)
 
 
+def _program_pid(guard_pid: int) -> int | None:
+    """The guard's only child is the server."""
+    import psutil
+
+    children = psutil.Process(guard_pid).children()
+    return int(children[0].pid) if children else None
+
+
 def _lines(log: IO[bytes]) -> tuple[str, ...]:
     size = os.fstat(log.fileno()).st_size
     return tuple(os.pread(log.fileno(), size, 0).decode(errors="replace").splitlines())
@@ -95,27 +104,36 @@ def _lines(log: IO[bytes]) -> tuple[str, ...]:
 class _Serving:
     address: Address
     arm: ServerArm
+    pid: int | None
 
     def time(self, sizes: Sizes) -> dict[str, float]:
-        """The server's own seconds; the first token of the answer comes with the prompt."""
+        """The server's own seconds; the first token of an answer comes with the prompt."""
+        read = self._answer(sizes, n_predict=1, cache_prompt=False)
+        written = self._answer(sizes, n_predict=sizes.n_gen + 1, cache_prompt=True)
+        return seconds_of(read, written, sizes)
+
+    def _answer(self, sizes: Sizes, *, n_predict: int, cache_prompt: bool) -> Mapping[str, Any]:
         body = {
             "prompt": self.arm.prompt(sizes),
-            "n_predict": sizes.n_gen + 1,
-            "cache_prompt": False,
+            "n_predict": n_predict,
+            "cache_prompt": cache_prompt,
             "ignore_eos": True,
             "temperature": 0.0,
             "samplers": ["top_k"],
             "top_k": 1,
         }
         answer = ask_json(self.address, "/completion", body, timeout_s=sizes.patience_s)
-        return seconds_of(answer.get("timings", {}), sizes)
+        timings: Mapping[str, Any] = answer.get("timings", {})
+        return timings
 
 
-def seconds_of(timings: Mapping[str, Any], sizes: Sizes) -> dict[str, float]:
-    """Seconds per token of `timings` in an answer of llama-server."""
+def seconds_of(
+    read: Mapping[str, Any], written: Mapping[str, Any], sizes: Sizes
+) -> dict[str, float]:
+    """Seconds per token from the `timings` of an answer of one token and of a longer one."""
     try:
-        n_prompt, n_gen = int(timings["prompt_n"]), int(timings["predicted_n"]) - 1
-        prompt_s, gen_s = timings["prompt_ms"] / 1e3, timings["predicted_ms"] / 1e3
+        n_prompt, n_gen = int(read["prompt_n"]), int(written["predicted_n"]) - 1
+        prompt_s, gen_s = read["prompt_ms"] / 1e3, written["predicted_ms"] / 1e3
     except (KeyError, TypeError):
         raise LlamaCppError("this llama-server tells no timings; name another build") from None
     if (n_prompt, n_gen) != (sizes.n_prompt, sizes.n_gen):

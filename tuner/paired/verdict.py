@@ -3,7 +3,8 @@
 A build is `slower` when all three hold: the rank test says that chance does not do this,
 the near end of the interval is beyond half the tolerance, and the size itself reaches the
 tolerance; `faster` likewise. It is the `same` when the whole interval lies within the
-tolerance. Else nobody can tell, and it is said what it would take.
+tolerance; that interval may be wrong more often, since missing a small difference costs less
+than a false alarm. Else nobody can tell, and it is said what it would take.
 
 One may look several times at a growing series and stop when it has decided, since every
 look spends its share of the false alarms only (Bonferroni: looks need not be independent).
@@ -27,6 +28,9 @@ from tuner.paired.rank import (
 
 ALPHA: Final = 0.01
 """False alarms of one test (decode or prefill) to one side, over all looks."""
+
+ALPHA_SAME: Final = 0.05
+"""How often a build at the tolerance itself may pass for the same, over all looks."""
 
 N_LOOKS: Final = 5
 TOLERANCES: Final = {"decode": 0.05, "prefill": 0.08}
@@ -78,6 +82,7 @@ def compare_pairs(
     logs = [math.log(ratio) for ratio in ratios]
     return _judged(
         paired_shift(logs, alpha) if logs else _UNKNOWN,
+        paired_shift(logs, ALPHA_SAME / N_LOOKS) if logs else _UNKNOWN,
         signed_rank_p(logs),
         signed_rank_p([-log for log in logs]),
         len(logs),
@@ -95,8 +100,10 @@ def compare_separate(
 ) -> Comparison:
     """Judge two series that are no pairs, A and B."""
     logs, other_logs = [math.log(s) for s in seconds], [math.log(s) for s in others]
+    is_some = bool(logs and other_logs)
     return _judged(
-        separate_shift(logs, other_logs, alpha) if logs and other_logs else _UNKNOWN,
+        separate_shift(logs, other_logs, alpha) if is_some else _UNKNOWN,
+        separate_shift(logs, other_logs, ALPHA_SAME / N_LOOKS) if is_some else _UNKNOWN,
         rank_sum_p(logs, other_logs),
         rank_sum_p(other_logs, logs),
         min(len(logs), len(other_logs)),
@@ -121,11 +128,12 @@ def widest(comparisons: Sequence[Comparison]) -> Comparison:
     alike = len({c.ratio > 1 for c in comparisons}) == 1
     return _judged(
         shift,
+        shift,
         max(c.p_slower for c in comparisons),
         max(c.p_faster for c in comparisons),
         min(c.n for c in comparisons),
         first.tolerance,
-        (1 - first.confidence) / 2,
+        max((1 - c.confidence) / 2 for c in comparisons),
         size=smallest if alike else 0.0,
     )
 
@@ -139,6 +147,7 @@ _UNKNOWN: Final = Shift(middle=0.0, low=-math.inf, high=math.inf)
 
 def _judged(
     shift: Shift,
+    narrow: Shift,
     p_slower: float,
     p_faster: float,
     n: int,
@@ -153,8 +162,9 @@ def _judged(
         verdict = Verdict.SLOWER
     elif p_faster <= alpha and shift.high < -near and size <= -limit:
         verdict = Verdict.FASTER
-    elif -limit < shift.low and shift.high < limit:
+    elif -limit < narrow.low and narrow.high < limit:
         verdict = Verdict.SAME
+        shift, alpha = narrow, ALPHA_SAME / N_LOOKS
     else:
         verdict = Verdict.CANNOT_TELL
     is_open = verdict is Verdict.CANNOT_TELL
@@ -168,14 +178,17 @@ def _judged(
         p_faster=p_faster,
         n=n,
         tolerance=tolerance,
-        needed_times=_needed_times(shift, size, limit, near) if is_open else None,
+        needed_times=_needed_times(shift, narrow, size, limit, near) if is_open else None,
     )
 
 
-def _needed_times(shift: Shift, size: float, limit: float, near: float) -> float | None:
+def _needed_times(
+    shift: Shift, narrow: Shift, size: float, limit: float, near: float
+) -> float | None:
     """Intervals shrink with the root of the number; how far is the nearest decision?"""
-    half = (shift.high - shift.low) / 2
-    gap = abs(size) - near if abs(size) >= limit else limit - abs(size)
+    is_beyond = abs(size) >= limit
+    gap = abs(size) - near if is_beyond else limit - abs(size)
+    half = (shift.high - shift.low) / 2 if is_beyond else (narrow.high - narrow.low) / 2
     if not math.isfinite(half):
         return _FIRST_STEP
     times = 1.1 * (half / gap) ** 2 if gap > 0 else math.inf
