@@ -37,7 +37,7 @@ REASONS: Final = {
     " experts alone (18 layers); the prior for attention and small operations on a processor is"
     " too slow for a model of small experts. A profile of the machine would know",
     "5090-4090-q235-iq3k": "in one of the two placements single layers were pinned to the second"
-    " card, across owners; the recorded facts do not say which, so that its work is not known",
+    " card, across owners; the fixture says so (`foreign`) and not where, so its work is wrong",
     "gb10-q235-q2k": "nodes added over a network compute in turns, for which there is no term;"
     " predicted as equal, measured 15 % apart",
     "5090-q235-iq3k": "one layer of 79 more on the host; predicted as equal (0.7 %)",
@@ -47,7 +47,7 @@ REASONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One measured placement or batch: what it is, and seconds per token, measured and predicted."""
+    """One measured placement or batch, and its seconds per token, measured and predicted."""
 
     label: str
     measured: Mapping[str, float]
@@ -147,8 +147,9 @@ def _rows(found: Sequence[Group]) -> Iterator[str]:
         verdict = "ok" if g.holds else "NO"
         yield (
             f"{g.case:24} {len(g.points)} points, {'+'.join(g.phases):14} measured best"
-            f" {g.best.label!r}, chosen {g.chosen.label!r}: best predicted {100 * g.rank_loss:+.1f} %"
-            f" from the first, chosen measured {100 * g.turn_loss:+.1f} % {verdict}  [{g.fixed}]"
+            f" {g.best.label!r}, chosen {g.chosen.label!r}: best predicted"
+            f" {100 * g.rank_loss:+.1f} % from the first, chosen measured"
+            f" {100 * g.turn_loss:+.1f} % {verdict}  [{g.fixed}]"
         )
 
 

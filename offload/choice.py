@@ -5,12 +5,15 @@ placements people use are then priced by the two referees, memory and clock, and
 turn that fits wins. Compute depends on the placement, so the solver is asked again with the
 compute of its last answer. Two things its tables do not hold: cards that wait get slower
 (offload/cost/waiting.py), and host layers without any host rule are mapped; the clock knows
-both, which is why candidates are priced again.
+both, which is why candidates are priced again. And one thing is not searched for: copies of
+host experts on the first card take a tensor more or less by which experts they are, and the
+bound is for the compute of the solver's own answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 from offload.clock import Clock, make_clock
@@ -24,6 +27,7 @@ from offload.fastest import (
     Unit,
     solve_fastest,
 )
+from offload.fastest.solve import EFFORT
 from offload.memory import HOST_BACKEND, Breakdown, LayerBytes, layer_bytes, measure_memory
 from offload.options import Strategy
 from offload.solve import Solution
@@ -38,7 +42,7 @@ from offload.strategy import (
     user_bytes,
 )
 from offload.turn import Turn
-from offload.unit_times import TurnTimes, turn_times
+from offload.unit_times import TurnTimes, UnitTime, turn_times
 
 SAME_SHARE: Final = 0.01
 """Turns that differ by less are not told apart: then the cards are filled evenly."""
@@ -49,6 +53,10 @@ FASTEST: Final = "fastest"
 _ROUNDS: Final = 4
 """Compute depends on the placement and the placement on compute: at most this many rounds."""
 
+_QUICK_EFFORT: Final = 10_000
+_QUICK_GAP: Final = 0.002
+"""Steps of the solver at first; more only where its answer may be off by more than this."""
+
 _SLACK_BYTES: Final = 64 << 20
 """Compute that turns out smaller by less than this is not worth another round."""
 
@@ -56,12 +64,12 @@ _SLACK_BYTES: Final = 64 << 20
 class Baseline(NamedTuple):
     """A placement that was weighed; without `turn_s` where it was not priced.
 
-    `is_bound`: it takes at least so long, whatever it does with its memory, and was not
-    worked out further.
+    `is_bound`: it takes at least so long, however little its compute buffers take, and
+    neither its seconds nor whether it fits were worked out.
     """
 
     name: str
-    feasible: bool
+    feasible: bool | None
     turn_s: float | None
     is_bound: bool = False
 
@@ -130,26 +138,36 @@ def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = Tru
 
     With `may_drop_cards` each card is weighed alone too, the others not even started.
     """
-    weighed: list[Candidate] = []
-    for name in (EVEN, *_BASELINES) if problem.model.expert_tensors else (EVEN,):
-        priced = solve_strategy(problem, Strategy(name))
-        weighed.append(Candidate(name, priced, clock.seconds(priced.placement)))
+    priced = solve_strategy(problem, Strategy.EVEN)
+    weighed = [Candidate(EVEN, priced, clock.seconds(priced.placement))]
     even = weighed[0]
-    found = solve_for_time(problem, clock, even.priced)
+    search = _Search(problem, clock)
+    found = _solve_for_time(search, even)
     if found.candidate is not None:
-        weighed.insert(1, found.candidate)
+        weighed.append(found.candidate)
     best = _shortest(weighed)
     lines = [Baseline(c.name, c.priced.fits, c.turn_s) for c in weighed]
+    for strategy in _BASELINES if problem.model.expert_tensors else ():
+        least_s = search.least_s(strategy)
+        if best is not None and least_s >= best.turn_s:
+            lines.append(Baseline(str(strategy), None, least_s, is_bound=True))
+            continue
+        priced = solve_strategy(problem, strategy)
+        weighed.append(Candidate(str(strategy), priced, clock.seconds(priced.placement)))
+        lines.append(Baseline(str(strategy), priced.fits, weighed[-1].turn_s))
+    best = _shortest(weighed)
     only: int | None = None
     bound_s = found.bound_s
     winner_clock = clock
     if may_drop_cards and len(problem.backends) > 1 and _may_leave_cards(problem):
-        for d, line, alone in _each_alone(problem, clock, None if best is None else best.turn_s):
+        for d, line, alone in _each_alone(
+            problem, clock, None if best is None else best.turn_s / (1 + SAME_SHARE)
+        ):
             lines.append(line)
             if alone is None or not alone.candidate.priced.fits:
                 continue
             # all cards together prefill in turns (pipeline parallelism), which the clock leaves out
-            if best is None or alone.candidate.turn_s * (1 + SAME_SHARE) < best.turn_s:
+            if best is None or alone.candidate.turn_s < best.turn_s / (1 + SAME_SHARE):
                 best, only, winner_clock = alone.candidate, d, alone.clock
     if best is None:
         return Decision(even.priced, None)
@@ -211,7 +229,7 @@ def _each_alone(
         if bound_s is None:
             line = Baseline(name, feasible=False, turn_s=None)
         elif limit_s is not None and bound_s >= limit_s:
-            line = Baseline(name, feasible=True, turn_s=bound_s, is_bound=True)
+            line = Baseline(name, feasible=None, turn_s=bound_s, is_bound=True)
         else:
             alone = _Alone(mine, _best_alone(own, mine, name))
             line = Baseline(name, alone.candidate.priced.fits, alone.candidate.turn_s)
@@ -222,7 +240,7 @@ def _each_alone(
 def _best_alone(problem: Problem, clock: Clock, name: str) -> Candidate:
     even = solve_strategy(problem, Strategy.EVEN)
     weighed = [Candidate(name, even, clock.seconds(even.placement))]
-    found = solve_for_time(problem, clock, even).candidate
+    found = _solve_for_time(_Search(problem, clock), weighed[0]).candidate
     if found is not None:
         weighed.append(found._replace(name=name))
     return _shortest(weighed) or weighed[0]
@@ -248,24 +266,25 @@ def _shortest(weighed: Sequence[Candidate]) -> Candidate | None:
     return best
 
 
-def solve_for_time(problem: Problem, clock: Clock, start: Priced) -> Found:
-    """The solver's shortest turn that fits, beginning with the compute of `start`.
+def _solve_for_time(search: _Search, even: Candidate) -> Found:
+    """The solver's shortest turn that fits, beginning with the compute of the even spread.
 
     Without any rule pipeline parallelism takes more compute, and moving nothing needs no
     rule; so both ways of keeping everything where it belongs are tried.
     """
-    search = _Search(problem, clock)
+    problem, start = search.problem, even.priced
     ruled = start
     if not start.placement.has_rules:
         ruled = price_problem(problem, start.placement._replace(has_rules=True))
-    found = search.run(ruled.memory, movable=True)
-    if problem.has_user_rules or start.placement.has_rules:
+    enough_s = even.turn_s / (1 + SAME_SHARE) if start.fits else None
+    found = search.run(ruled, movable=True, enough_s=enough_s)
+    if problem.has_user_rules or start.placement.has_rules or found.candidate is None:
         return found
-    unruled = search.run(start.memory, movable=False)
+    unruled = search.run(start, movable=False, enough_s=enough_s)
     if unruled.candidate is None:
         return found
     best = found.candidate
-    if best is None or unruled.candidate.turn_s <= best.turn_s * (1 + SAME_SHARE):
+    if unruled.candidate.turn_s <= best.turn_s * (1 + SAME_SHARE):
         best = unruled.candidate
     return Found(candidate=best, bound_s=found.bound_s)
 
@@ -274,7 +293,7 @@ class _Search:
     """One problem laid out for the solver; asked again for other compute buffers."""
 
     def __init__(self, problem: Problem, clock: Clock) -> None:
-        self._problem, self._clock = problem, clock
+        self.problem, self._clock = problem, clock
         self._times = turn_times(clock, problem.user_placed)
         self._tables = card_tables(problem, movable=True, drop_experts=False)
         self._host = layer_bytes(
@@ -287,22 +306,30 @@ class _Search:
         )
         self._host_base_bytes = bare.host.model_bytes + bare.host.context_bytes
 
-    def run(self, start: Breakdown, *, movable: bool) -> Found:
-        """Ask the solver until compute no longer changes; with `movable` items may leave."""
-        compute = tuple(m.compute_bytes for m in start.devices)
-        host_bytes = start.host.compute_bytes
+    def run(self, start: Priced, *, movable: bool, enough_s: float | None) -> Found:
+        """Ask the solver until compute no longer changes; with `movable` items may leave.
+
+        No candidate where nothing can be shorter than `enough_s`, which then is the bound.
+        """
+        compute = _compute_of(start.memory)
+        host_bytes = start.memory.host.compute_bytes
         best: Candidate | None = None
-        bound_s: float | None = None
+        bound_s = inf
         for _ in range(_ROUNDS):
-            answer = self._ask(compute, host_bytes, movable=movable)
+            answer = self._ask(compute, host_bytes, movable=movable, effort=_QUICK_EFFORT)
             if answer is None:
                 break
+            least_s = min(bound_s, answer.bound_s + self._times.constant_s)
+            if best is None and enough_s is not None and least_s >= enough_s:
+                return Found(candidate=None, bound_s=least_s)
+            if answer.gap > _QUICK_GAP:
+                answer = self._ask(compute, host_bytes, movable=movable, effort=EFFORT) or answer
+            bound_s = min(bound_s, answer.bound_s + self._times.constant_s)
             priced = self._priced(answer, movable=movable)
             turn_s = self._clock.seconds(priced.placement)
             if priced.fits and (best is None or turn_s < best.turn_s):
                 best = Candidate(FASTEST, priced, turn_s)
-                bound_s = answer.bound_s + self._times.constant_s
-            actual = tuple(m.compute_bytes for m in priced.memory.devices)
+            actual = _compute_of(priced.memory)
             saved = max((c - a for c, a in zip(compute, actual, strict=True)), default=0)
             if priced.fits and saved <= _SLACK_BYTES:
                 break
@@ -312,15 +339,62 @@ class _Search:
                 break
             compute = actual
             host_bytes = priced.memory.host.compute_bytes + priced.short_bytes.get(HOST, 0)
-        return Found(candidate=best, bound_s=bound_s)
+        return Found(candidate=best, bound_s=None if best is None else bound_s)
 
     def bound_s(self) -> float | None:
         """Seconds that no placement is below, whatever compute takes; None where none fits."""
-        answer = self._ask((0,) * len(self._tables), 0, movable=True)
+        nothing = (0,) * len(self._tables)
+        answer = self._ask(nothing, 0, movable=True, effort=_QUICK_EFFORT)
         return None if answer is None else answer.bound_s + self._times.constant_s
 
-    def _ask(self, compute: Sequence[int], host_bytes: int, *, movable: bool) -> Answer | None:
-        problem = self._problem
+    def least_s(self, strategy: Strategy) -> float:
+        """Seconds that first-N, last-N or all on the host is not below, whatever compute takes.
+
+        Only for free layers; infinite where even compute of nothing leaves no room. 0 where
+        moving experts could save time, so that more of them might be faster.
+        """
+        problem, times = self.problem, self._times
+        n_cards = len(problem.backends)
+        if strategy is Strategy.ALL:
+            columns = zip(*times.cards, strict=True)
+            best = [min(_all_away_s(unit) for unit in column) for column in columns]
+            host = [min(b, h) for b, h in zip(best, times.host, strict=True)]
+            return times.constant_s + times.once_s + sum(host)
+        shares = problem.tensor_split or tuple(float(max(n, 1)) for n in problem.free_bytes)
+        n_gpu_layers = -1 if problem.n_gpu_layers is None else problem.n_gpu_layers
+        owners = split_layers(problem.model.n_layer, n_gpu_layers, shares).owners
+        total_s = times.constant_s + times.once_s * len(set(owners) - {HOST})
+        used = list(self._charged)
+        for d in set(owners) - {HOST}:
+            used[d] += self._tables[d].once_bytes
+        for il, d in enumerate(owners):
+            if d == HOST:
+                total_s += times.host[il]
+                continue
+            total_s += times.cards[d][il].base_s
+            used[d] += self._tables[d].fixed_bytes[il] + self._tables[d].expert_bytes[il]
+        order = [
+            il for il, d in enumerate(owners) if d != HOST and self._tables[d].expert_bytes[il]
+        ]
+        if strategy is Strategy.LAST:
+            order.reverse()
+        rooms = problem.room_bytes
+        for il in order:
+            d = owners[il]
+            unit = times.cards[d][il]
+            added_s = _all_away_s(unit) - unit.base_s
+            if added_s < 0:
+                return 0.0
+            if all(used[c] <= rooms[c] for c in range(n_cards)):
+                break
+            used[d] -= self._tables[d].expert_bytes[il]
+            total_s += added_s
+        return total_s
+
+    def _ask(
+        self, compute: Sequence[int], host_bytes: int, *, movable: bool, effort: int
+    ) -> Answer | None:
+        problem = self.problem
         rooms = zip(problem.room_bytes, compute, self._charged, strict=True)
         cards = [
             CardProblem(
@@ -342,11 +416,15 @@ class _Search:
             ),
         )
         return solve_fastest(
-            cards, host, n_host_units=problem.n_host_layers, counts=_user_counts(problem)
+            cards,
+            host,
+            n_host_units=problem.n_host_layers,
+            counts=_user_counts(problem),
+            effort=effort,
         )
 
     def _priced(self, answer: Answer, *, movable: bool) -> Priced:
-        problem = self._problem
+        problem = self.problem
         placed: dict[str, int] = {}
         for table, left in zip(self._tables, answer.away, strict=True):
             for unit, item in left:
@@ -356,6 +434,15 @@ class _Search:
         pins_one = movable and len(problem.backends) > 1 and not problem.has_user_rules
         placement = make_placement(problem, solution, placed, pins_one=pins_one)
         return price_problem(problem, placement)
+
+
+def _compute_of(memory: Breakdown) -> tuple[int, ...]:
+    return tuple(device.compute_bytes for device in memory.devices)
+
+
+def _all_away_s(unit: UnitTime) -> float:
+    away = unit.away_s.values()
+    return unit.base_s + (unit.crossing_s + sum(away) if away else 0.0)
 
 
 def _units(

@@ -1,0 +1,241 @@
+"""Is the chosen placement ever slower than what people use, does it fit, is llama.cpp agreed?
+
+Real shapes on realistic machines, most with cards of unequal memory, bandwidth and link. For
+each cell the plan is made as `offload plan` does, by data sheets; the even spread, first-N,
+last-N, all experts on the host and each card alone are planned apart from it and priced by
+the same clock.
+
+    python -m benchmarks.fastest_cells [--shape NAME ...] [--judge N] [--fit PATH]
+
+`--judge N` has llama.cpp's dry run confirm every plan but for N - 1 of N, `--fit PATH` asks
+that llama-fit-params what it would set on the same memory and prices its answer. Prints a row
+for each cell and the summary; exit 1 where a plan does not fit or is slower than a baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.versus_fit import SHAPES
+from offload.choice import SAME_SHARE
+from offload.clock import clock_of_plan
+from offload.contenders import fit_contender, make_contenders
+from offload.device import Device, parse_device
+from offload.engine.fit_choice import ask_fit
+from offload.engine.library_build import library_build
+from offload.engine.verify import verify_plan
+from offload.errors import LlamaCppError, OffloadError
+from offload.forecast import make_forecast
+from offload.machine import Host
+from offload.model import Model, make_model
+from offload.options import PlanOptions
+from offload.plan import Plan, make_plan
+from offload.source import read_header
+from offload.speeds import Speeds
+from offload.units import MIB
+from tuner.synth import write_shape
+
+_3090: Final = "24GiB:936GB/s"
+_3060: Final = "12GiB:360GB/s"
+_4090: Final = "24GiB:1008GB/s"
+_5090: Final = "32GiB:1792GB/s"
+_P40: Final = "24GiB:346GB/s"
+_T4: Final = "16GiB:320GB/s"
+_A6000: Final = "48GiB:768GB/s"
+_X16: Final = "25GB/s"
+_X8: Final = "12GB/s"
+_X4: Final = "6GB/s"
+_X1: Final = "1GB/s"
+EQUAL: Final = frozenset(("1x3090", "2x3090", "4x3090", "2xa6000", "6x3060"))
+MACHINES: Final = {
+    "1x3090": (f"{_3090}:{_X16}",),
+    "2x3090": (f"{_3090}:{_X16}",) * 2,
+    "4x3090": (f"{_3090}:{_X8}",) * 4,
+    "2xa6000": (f"{_A6000}:{_X16}",) * 2,
+    "6x3060": (f"{_3060}:{_X4}",) * 6,
+    "3090+3060": (f"{_3090}:{_X16}", f"{_3060}:{_X4}"),
+    "3060+3090": (f"{_3060}:{_X4}", f"{_3090}:{_X16}"),
+    "5090+4090": (f"{_5090}:50GB/s", f"{_4090}:{_X8}"),
+    "4090+2x3060": (f"{_4090}:{_X16}", f"{_3060}:{_X4}", f"{_3060}:{_X1}"),
+    "2x3090+p40": (f"{_3090}:{_X8}", f"{_3090}:{_X8}", f"{_P40}:{_X4}"),
+    "p40+2x3090": (f"{_P40}:{_X4}", f"{_3090}:{_X8}", f"{_3090}:{_X8}"),
+    "a6000+t4": (f"{_A6000}:{_X16}", f"{_T4}:{_X4}"),
+    "t4+a6000": (f"{_T4}:{_X1}", f"{_A6000}:{_X16}"),
+    "4090+3p40": (f"{_4090}:{_X16}", *(f"{_P40}:{_X4}",) * 3),
+    "3090+3090x1": (f"{_3090}:{_X16}", f"{_3090}:{_X1}"),
+    "display": (f"20GiB:936GB/s:{_X16}", f"{_3090}:{_X8}"),
+    "5090+3060+p40+t4": (f"{_5090}:50GB/s", f"{_3060}:{_X4}", f"{_P40}:{_X4}", f"{_T4}:{_X1}"),
+    "8gb+24gb": (f"8GiB:288GB/s:{_X8}", f"{_3090}:{_X4}"),
+}
+OPTIONS: Final = PlanOptions(n_ctx=16384, n_parallel=1, llama_build=library_build())
+HOST: Final = Host(bandwidth_bytes_per_s=80 * 10**9)
+HOST_BYTES: Final = 1 << 40
+SLACK_BYTES: Final = 16 * MIB
+"""An estimate may eat this much of the margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One shape on one machine: our plan, seconds of it and of the others, verdicts."""
+
+    shape: str
+    machine: str
+    plan: Plan
+    turn_s: float
+    others: dict[str, float]
+    plan_cpu_s: float
+    over_bytes: int | None = None
+    fit: tuple[float, float, float] | None = None
+    """`--fit`'s seconds over ours: decode, prefill, turn; None where not asked or not fitting."""
+
+    @property
+    def worst(self) -> float:
+        """Our seconds over those of the best baseline."""
+        return self.turn_s / min(self.others.values()) if self.others else 0.0
+
+    @property
+    def is_slower(self) -> bool:
+        """Slower than a baseline by more than the one per cent that is not told apart."""
+        return self.worst > 1 + SAME_SHARE + 1e-9
+
+    def row(self) -> str:
+        """The cell as text."""
+        choice = self.plan.choice
+        assert choice is not None
+        gap = "" if choice.gap is None else f"{100 * choice.gap:.2f}"
+        checked = "" if self.over_bytes is None else f" over {self.over_bytes / MIB:.0f} MiB"
+        fit = "" if self.fit is None else " fit/ours " + " ".join(f"{r:.3f}" for r in self.fit)
+        even = self.others.get("even", 0.0) / self.turn_s
+        return (
+            f"{self.shape:22} {self.machine:17} {choice.name:12} {self.turn_s:8.2f} s"
+            f" gap {gap:>5} % even/ours {even:.3f} ours/best {self.worst:.4f}"
+            f" {self.plan_cpu_s:.2f} s CPU{checked}{fit}"
+        )
+
+
+def cards_of(machine: str) -> tuple[str, ...]:
+    """The machine's cards as `--gpu` takes them."""
+    return tuple(f"CUDA{d}:{text}" for d, text in enumerate(MACHINES[machine]))
+
+
+def make_cell(
+    shape: str, model: Model, machine: str, *, judge: bool = False, fit: Path | None = None
+) -> Cell:
+    """Plan one cell and everything it is compared with."""
+    cards = [parse_device(text) for text in cards_of(machine)]
+    speeds = Speeds(host=HOST)
+    started = time.process_time()
+    plan = make_plan(model, cards, OPTIONS, host_free_bytes=HOST_BYTES, speeds=speeds)
+    cpu_s = time.process_time() - started
+    turn_s = clock_of_plan(plan, speeds).seconds(plan.placement)
+    others = {
+        one.name: one.turn.seconds
+        for one in make_contenders(
+            model, cards, OPTIONS, host_free_bytes=HOST_BYTES, speeds=speeds, own=plan
+        )
+        if one.plan.feasible and one.turn is not None and one.name != "own"
+    }
+    over = None
+    if judge:
+        over = max(check.over_budget_bytes for check in verify_plan(plan).devices)
+    ratios = None if fit is None else _fit_ratios(plan, cards, turn_s, speeds, fit)
+    return Cell(
+        shape=shape, machine=machine, plan=plan, turn_s=turn_s, others=others,
+        plan_cpu_s=cpu_s, over_bytes=over, fit=ratios,
+    )  # fmt: skip
+
+
+def _fit_ratios(
+    plan: Plan, cards: Sequence[Device], turn_s: float, speeds: Speeds, program: Path
+) -> tuple[float, float, float] | None:
+    model = plan.model
+    asked = make_plan(model, cards, OPTIONS, host_free_bytes=HOST_BYTES)
+    try:
+        answer = ask_fit(asked, program)
+    except LlamaCppError:
+        return None
+    found = fit_contender(model, cards, OPTIONS, answer, host_free_bytes=HOST_BYTES, speeds=speeds)
+    theirs, ours = make_forecast(found.plan, HOST), make_forecast(plan, HOST)
+    over = max(found.plan.short_bytes.values(), default=0)
+    if theirs is None or ours is None or found.turn is None or over > 64 * MIB:
+        return None
+    return (
+        theirs.decode.seconds / ours.decode.seconds,
+        theirs.prefill.seconds / ours.prefill.seconds,
+        found.turn.seconds / turn_s,
+    )
+
+
+def make_cells(
+    shapes: Sequence[str], folder: Path, *, judge_every: int = 0, fit: Path | None = None
+) -> Iterator[Cell]:
+    """Every shape on every machine."""
+    n = 0
+    for shape in shapes:
+        path = folder / f"{shape}.gguf"
+        model = make_model(read_header(write_shape(shape, path)))
+        for machine in MACHINES:
+            n += 1
+            judge = bool(judge_every) and n % judge_every == 0
+            yield make_cell(shape, model, machine, judge=judge, fit=fit)
+        path.unlink()
+
+
+def main() -> int:
+    """Print the cells; exit 1 where one does not hold."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--judge", type=int, default=0, metavar="N")
+    parser.add_argument("--fit", type=Path, metavar="PATH")
+    args = parser.parse_args()
+    cells: list[Cell] = []
+    with tempfile.TemporaryDirectory() as name:
+        for cell in make_cells(
+            args.shape or SHAPES, Path(name), judge_every=args.judge, fit=args.fit
+        ):
+            cells.append(cell)
+            print(cell.row(), flush=True)
+    return _summary(cells)
+
+
+def _summary(cells: Sequence[Cell]) -> int:
+    unfit = [c for c in cells if not c.plan.feasible]
+    slower = [c for c in cells if c.is_slower]
+    judged = [c.over_bytes for c in cells if c.over_bytes is not None]
+    over = [n for n in judged if n > SLACK_BYTES]
+    uneven = [c for c in cells if c.machine not in EQUAL]
+    print(f"\n{len(cells)} cells: {len(unfit)} do not fit, {len(slower)} slower than a baseline")
+    for text, some in (("all cells", cells), ("unequal cards", uneven)):
+        ratios = [c.others["even"] / c.turn_s for c in some if "even" in c.others]
+        print(
+            f"{text}: even spread over ours, median {statistics.median(ratios):.3f}"
+            f", best {max(ratios):.3f}"
+        )
+        asked = [c.fit for c in some if c.fit is not None]
+        for k, what in enumerate(("decode", "prefill", "turn")):
+            found = sorted(ratio[k] for ratio in asked)
+            if found:
+                print(
+                    f"  --fit over ours, {what}: median {statistics.median(found):.3f},"
+                    f" least {found[0]:.3f}, {sum(r < 0.9999 for r in found)} of {len(found)}"
+                    " where --fit is faster"
+                )
+    cpu = sorted(c.plan_cpu_s for c in cells)
+    print(f"CPU seconds of a plan: median {statistics.median(cpu):.3f}, most {cpu[-1]:.3f}")
+    print(f"{len(judged)} judged by llama.cpp's dry run, {len(over)} over their budget")
+    return 1 if unfit or slower or over else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except OffloadError as error:
+        sys.exit(f"fastest_cells: {error}")
