@@ -182,10 +182,12 @@ def _reasons(plan: Plan, places: tuple[Place, ...]) -> Iterator[str]:
     on_host = plan.split.layers_of(HOST)
     hosted = [t for t in plan.model.expert_tensors if t.name in plan.placement.host_tensors]
     if on_host:
-        yield (
-            f"{len(on_host)} whole layers are on the host: llama.cpp leaves the first ones there"
-            " (-ngl), and with them the cards would be short or slower"
+        why = (
+            "by your -ngl"
+            if plan.options.n_gpu_layers is not None
+            else ("with them too the cards would be short, or the turn longer")
         )
+        yield f"{len(on_host)} whole layers are on the host: {why}"
     elif not hosted:
         yield "everything fits on the cards, so nothing leaves them"
     if hosted:
@@ -202,8 +204,6 @@ def _user_reasons(plan: Plan) -> Iterator[str]:
     options = plan.options
     if options.tensor_split is not None:
         yield "how many layers each card has is yours (-ts)"
-    if options.n_gpu_layers is not None:
-        yield "how many layers stay on the host is yours (-ngl)"
     if user_override_rules(options):
         yield "what your own rules place (-ot, -ncmoe, -cmoe) stays there"
 

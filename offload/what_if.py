@@ -10,7 +10,7 @@ them. Or it is the machine here with changes: `+CARD` more, `-NAME` less, `NAME=
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -94,16 +94,20 @@ def _describe(text: str, here: Sequence[Device]) -> Described:
             " write + before a card that is added"
         )
     devices: list[Device] = list(here) if changes else []
+    taken = {device.name for device in devices}
     try:
         for part in parts:
-            _apply(part, devices, here)
+            _apply(part, devices, here, taken)
         return Described(text.strip(), check_devices(devices))
     except (DeviceError, UsageError) as error:
         raise UsageError(f"--cards {text!r}: {error}") from None
 
 
-def _apply(part: str, devices: list[Device], here: Sequence[Device]) -> None:
-    """One part of a machine's text, carried out on its cards."""
+def _apply(part: str, devices: list[Device], here: Sequence[Device], taken: set[str]) -> None:
+    """One part of a machine's text, carried out on its cards.
+
+    A name that was `taken` by a card which left is not given to another one.
+    """
     if part.startswith("-"):
         del devices[_index(part[1:], devices)]
         return
@@ -117,7 +121,8 @@ def _apply(part: str, devices: list[Device], here: Sequence[Device]) -> None:
     if not 1 <= n <= DEVICES_MAX:
         raise UsageError(f"{n} cards, but llama.cpp takes 1 to {DEVICES_MAX}")
     for _ in range(n):
-        devices.append(_new_card(card, devices, here))
+        devices.append(_new_card(card, devices, here, taken))
+        taken.add(devices[-1].name)
 
 
 def _index(name: str, devices: Sequence[Device]) -> int:
@@ -130,7 +135,7 @@ def _index(name: str, devices: Sequence[Device]) -> int:
 
 def _in_place_of(old: Device, card: str) -> Device:
     """Another card under the old one's name and in its slot, whose link it keeps."""
-    new = _new_card(card, (), ())
+    new = _new_card(card, (), (), set())
     backend = new.backend.name if _is_named(card) or _sheet_name(card) else old.backend.name
     if backend != old.backend.name:
         raise UsageError(
@@ -147,8 +152,10 @@ def _in_place_of(old: Device, card: str) -> Device:
     )
 
 
-def _new_card(text: str, devices: Sequence[Device], here: Sequence[Device]) -> Device:
-    """The card that `text` describes, named so that it can stand beside `devices`."""
+def _new_card(
+    text: str, devices: Sequence[Device], here: Sequence[Device], taken: Collection[str]
+) -> Device:
+    """The card that `text` describes, under a name that is not `taken` if it has none."""
     if _is_named(text):
         return parse_device(text, here)
     head, _, rest = text.partition(":")
@@ -162,7 +169,7 @@ def _new_card(text: str, devices: Sequence[Device], here: Sequence[Device]) -> D
                 f" write {head.strip()}:SIZE, e.g. {head.strip()}:16GiB"
             )
         figures = f"{size.strip() or n_bytes}:{rates}"
-        card = parse_device(f"{_free_name(prefix, devices)}:{figures}".rstrip(":"))
+        card = parse_device(f"{_free_name(prefix, taken)}:{figures}".rstrip(":"))
         return replace(card, description=head.strip())
     if not _SIZE.fullmatch(head.strip()):
         raise UsageError(
@@ -174,7 +181,7 @@ def _new_card(text: str, devices: Sequence[Device], here: Sequence[Device]) -> D
     prefix = devices[-1].backend.device_prefix if devices else "CUDA"
     if prefix == "RPC" or (devices and not devices[-1].backend.is_numbered):
         prefix = "CUDA"
-    return parse_device(f"{_free_name(prefix, devices)}:{text}")
+    return parse_device(f"{_free_name(prefix, taken)}:{text}")
 
 
 def _is_named(text: str) -> bool:
@@ -191,8 +198,7 @@ def _sheet_name(text: str) -> bool:
     return not _SIZE.fullmatch(head) and find_card(head) is not None
 
 
-def _free_name(prefix: str, devices: Sequence[Device]) -> str:
-    taken = {device.name for device in devices}
+def _free_name(prefix: str, taken: Collection[str]) -> str:
     return next(f"{prefix}{i}" for i in range(1000) if f"{prefix}{i}" not in taken)
 
 
@@ -229,8 +235,8 @@ def _options_of(machine: Described, here: Sequence[Device], options: PlanOptions
     """The same options; of margins said card by card those of the cards that stay."""
     margins = options.margin_bytes
     if len(margins) > 1 and len(margins) == len(here):
-        of_card = dict(zip((device.name for device in here), margins, strict=True))
-        margins = tuple(of_card.get(d.name, DEFAULT_MARGIN_BYTES) for d in machine.devices)
+        of_card = dict(zip(here, margins, strict=True))
+        margins = tuple(of_card.get(d, DEFAULT_MARGIN_BYTES) for d in machine.devices)
     names = tuple(device.name for device in machine.devices)
     return replace(
         options, margin_bytes=margins or (DEFAULT_MARGIN_BYTES,), device_names=names or ("none",)
