@@ -90,8 +90,8 @@ def test_a_borrowed_coefficient_is_doubted_on_the_work_that_differs() -> None:
     speeds = Coefficients(table, {}, {}, "measured")
 
     def between(name: str) -> float:
-        sides = [Side(Work(amounts={f"decode.read.CUDA0.{name}": n}), speeds) for n in (5.0, 6.0)]
-        return difference(*sides).high_s
+        less, more = (Work(amounts={f"decode.read.CUDA0.{name}": n}) for n in (5.0, 6.0))
+        return difference(Side(less, speeds), Side(more, speeds)).high_s
 
     assert between("Q4_K") == pytest.approx(1.0)
     assert between("Q5_K") > 1.5
