@@ -148,3 +148,102 @@ def _unbeaten(choices: list[Priced], limit: int | None) -> list[Priced]:
         if not kept or choice.host_bytes < min(k.host_bytes for k in kept):
             kept.append(choice)
     return kept
+
+
+_BYTES_PER_WEIGHT = {"Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32}
+_N_GENERATE, _N_PROMPT, _N_BATCHES = 512, 2048, 4
+_GIB = 1 << 30
+
+
+def realistic_problem(
+    rng: random.Random, n_layers: int, n_cards: int, *, mix: str = "down", is_equal: bool = False
+) -> Problem:
+    """Layers of three matrices and an output layer on cards as they are sold, 2048/512 tokens.
+
+    `mix`: `plain` has one type, `down` gives some layers more bits for the down matrix as
+    llama.cpp's quantiser does, `wild` draws types at random, `distinct` has no two layers alike.
+    """
+    n_embd = rng.choice((2048, 2880, 4096, 5120, 7168))
+    n_ff = rng.choice((768, 1024, 1536, 2048))
+    n_expert, n_used = rng.choice(((128, 8), (32, 4), (128, 4), (256, 8), (512, 10)))
+    n_weights = n_embd * n_ff * n_expert
+    names = rng.sample(sorted(_BYTES_PER_WEIGHT), 3)
+    context = rng.choice((50, 200, 800)) * 10**6
+    has_windows = rng.random() < 0.5
+    fixed, items = [], []
+    for il in range(n_layers):
+        more = il < n_layers // 8 or il >= 7 * n_layers // 8 or il % 3 == 2
+        types = [names[0]] * 3
+        if mix == "down" and more:
+            types[2] = names[1]
+        elif mix in ("wild", "distinct"):
+            types = [rng.choice(names) for _ in types]
+        sizes = [round(n_weights * _BYTES_PER_WEIGHT[name]) for name in types]
+        if mix == "distinct":
+            sizes = [round(size * rng.uniform(0.8, 1.2)) for size in sizes]
+        items.append(sizes)
+        fixed.append(
+            round(2.6 * n_embd**2) + (context // 10 if has_windows and il % 6 != 5 else context)
+        )
+    link = rng.choice((6e9, 12e9, 24e9, 50e9))
+    host_rate = 0.52 * rng.choice((40e9, 60e9, 100e9, 300e9))
+    hop_s = rng.choice((10e-6, 30e-6))
+    crossing_s = _N_GENERATE * 2 * hop_s + _N_BATCHES * 2 * (hop_s + 512 * n_embd * 4 / link)
+    total = sum(fixed) + sum(map(sum, items))
+    specs = [
+        (
+            rng.choice((8, 12, 16, 24, 32, 48)) * _GIB,
+            0.52 * rng.uniform(250e9, 1800e9),
+            0.25 * rng.uniform(20e12, 200e12),
+        )
+        for _ in range(n_cards)
+    ]
+    specs = [specs[0]] * n_cards if is_equal else specs
+    share = rng.uniform(0.2, 0.95) * total / sum(spec[0] for spec in specs)
+    used = n_used / n_expert
+    output_bytes = n_embd * 120_000
+    prefill_flops = 2 * n_weights * used * _N_PROMPT
+    cards, host_units = [], []
+    for n_bytes, rate, flops in specs:
+        units = []
+        for own, sizes in zip(fixed, items, strict=True):
+            kept = [
+                _N_GENERATE * size * used / rate
+                + _N_BATCHES * 0.9 * size / rate
+                + prefill_flops / flops
+                for size in sizes
+            ]
+            away = [
+                _N_GENERATE * size * used / host_rate
+                + _N_BATCHES * 0.9 * size * (1 / link + 1 / specs[0][1])
+                + prefill_flops / specs[0][2]
+                for size in sizes
+            ]
+            base = sum(kept) + _N_GENERATE * (90e-6 + own / rate) + _N_PROMPT * 2 * own / flops
+            units.append(
+                Unit(
+                    fixed_bytes=own,
+                    base_s=base,
+                    items=tuple(
+                        Item(size, size, b - a)
+                        for size, a, b in zip(sizes, kept, away, strict=True)
+                    ),
+                    first_item_s=crossing_s,
+                )
+            )
+        units.append(Unit(output_bytes, _N_GENERATE * output_bytes / rate))
+        cards.append(
+            CardProblem(
+                budget_bytes=round(n_bytes * share),
+                units=tuple(units),
+                once_bytes=round(rng.uniform(0.3, 1.0) * 5e8),
+                once_s=_N_GENERATE * hop_s,
+            )
+        )
+    for own, sizes in zip(fixed, items, strict=True):
+        n_bytes = own + sum(sizes)
+        seconds = _N_GENERATE * (90e-6 + (own + sum(sizes) * used) / host_rate)
+        seconds += _N_BATCHES * n_bytes / link
+        host_units.append(HostUnit(n_bytes, seconds))
+    host_units.append(HostUnit(output_bytes, _N_GENERATE * output_bytes / host_rate))
+    return Problem(tuple(cards), HostProblem(None, tuple(host_units)))

@@ -14,9 +14,6 @@ from typing import NamedTuple
 from offload.fastest.front import Front
 from offload.fastest.group import Difference, Group
 
-_Set = tuple[int, tuple[int, ...]]
-"""Bytes still missing, and units of each kind that differ."""
-
 
 class Merged(NamedTuple):
     """The best found with its differences, a bound on all, and the effort."""
@@ -49,11 +46,11 @@ class Break:
         left[self.step.kind] -= n
         return None if min(left) < 0 else n
 
-    def total(self, path: Sequence[int]) -> float | None:
-        """Ticks with these differences made and completed by steps, where units suffice."""
+    def total(self, path: Sequence[int]) -> float:
+        """Ticks with these differences made and completed by steps; without end if units lack."""
         n = self.n_steps(path)
         if n is None:
-            return None
+            return inf
         return self.ticks + n * self.step.ticks + sum(self.differences[d].ticks for d in path)
 
     def search(
@@ -65,40 +62,35 @@ class Break:
         units that a later one would have spared: good, not proven.
         """
         step, counts, differences = self.step, self.counts, self.differences
-        most_steps = counts[step.kind]
-        best: _Set | None = None
-        start: _Set = (self.missing, (0,) * len(counts))
-        came: dict[_Set, tuple[_Set, int] | None] = {}
-        seen: set[int] = set()
-        heap: list[tuple[float, _Set, float, tuple[_Set, int] | None]] = [
-            (0.0, start, self.ticks, None)
+        broken, size = step.kind, step.freed
+        best: tuple[int, ...] | None = None
+        seen = {self.missing}
+        heap: list[tuple[float, int, tuple[int, ...], float, tuple[int, ...]]] = [
+            (0.0, self.missing, (0,) * len(counts), self.ticks, ())
         ]
-        spent = 0
+        spent, effort = 0, max(effort, 2 * len(differences))
         while heap and spent < effort:
-            waste, here, ticks, before = heappop(heap)
-            if relaxed + waste > limit - 0.5 or limit <= bound:
-                break
-            missing, used = here
-            if missing in seen:
-                continue
-            seen.add(missing)
-            came[here] = before
-            n = -(-missing // step.freed) if missing > 0 else 0
-            if n <= most_steps - used[step.kind] and ticks + n * step.ticks < limit:
-                best, limit = here, ticks + n * step.ticks
+            waste, missing, used, ticks, path = heappop(heap)
             room = limit - 0.5 - relaxed - waste
+            if room < 0 or limit <= bound:
+                break
             for d, (more, freed, kind, _, ticks_more) in enumerate(differences):
                 spent += 1
                 if more > room:
                     break
-                if used[kind] < counts[kind] and missing - freed not in seen:
-                    following = (
-                        missing - freed,
-                        (*used[:kind], used[kind] + 1, *used[kind + 1 :]),
-                    )
-                    entry = (waste + more, following, ticks + ticks_more, (here, d))
-                    heappush(heap, entry)
-        return self._path(best, limit, came), 2 * spent
+                rest = missing - freed
+                if used[kind] >= counts[kind] or rest in seen:
+                    continue
+                seen.add(rest)
+                total = ticks + ticks_more
+                now_used = (*used[:kind], used[kind] + 1, *used[kind + 1 :])
+                n = -(-rest // size) if rest > 0 else 0
+                if n <= counts[broken] - now_used[broken] and total + n * step.ticks < limit:
+                    limit = total + n * step.ticks
+                    best = (*path, d)
+                    room = limit - 0.5 - relaxed - waste
+                heappush(heap, (waste + more, rest, now_used, total, (*path, d)))
+        return None if best is None else (limit, best), 2 * spent
 
     def merge(
         self, fronts: Sequence[tuple[int, Front]], relaxed: float, limit: float, *, effort: int
@@ -144,19 +136,7 @@ class Break:
             if spent > effort:
                 return Merged(inf, -inf, (), spent)
         path = () if best is None else best
-        ticks = limit if best is None else self.total(path) or limit
+        ticks = limit if best is None else self.total(path)
         return Merged(
             ticks, min(ticks, float(ceil(relaxed + cut - 0.5))) if cut < inf else ticks, path, spent
         )
-
-    def _path(
-        self, best: _Set | None, total: float, came: dict[_Set, tuple[_Set, int] | None]
-    ) -> tuple[float, tuple[int, ...]] | None:
-        if best is None:
-            return None
-        path = []
-        step = came[best]
-        while step is not None:
-            path.append(step[1])
-            step = came[step[0]]
-        return total, tuple(sorted(path))

@@ -156,15 +156,16 @@ class Reliever:
         relaxed = ticks + step.slope * missing
         bound = float(ceil(relaxed + closing.bound - 0.5))
         state = Break(group, counts, ticks, missing)
-        total = state.total(closing.differences)
         path = closing.differences
-        if total is None or total > bound:
-            limit = inf if total is None else total
-            found, spent = state.search(relaxed, bound, limit, effort=_SEARCH_STEPS[level])
+        total = state.total(path)
+        if total > bound:
+            alone = state.total(())  # the step alone is always a choice
+            if alone < total:
+                total, path = alone, ()
+            found, spent = state.search(relaxed, bound, total, effort=_SEARCH_STEPS[level])
             self._effort.spend(spent)
             if found is not None:
                 total, path = found
-            assert total is not None  # the step alone is a choice
             if total > bound and level > 0:
                 fronts = self._fronts_of(group, counts)
                 merged = state.merge(fronts, relaxed, total, effort=_MERGE_STEPS[level])

@@ -17,7 +17,7 @@ from offload.fastest.problem import Answer, CardProblem, HostProblem
 from offload.fastest.ranges import Asked, Edge, Found, Way, bound_rows, find_ranges
 from offload.fastest.referee import priced
 from offload.fastest.relief import LEVELS, Relief, Reliever
-from offload.fastest.tables import Snap, Table, make_snap
+from offload.fastest.tables import TICKS, Snap, Table, make_snap
 
 EFFORT: Final = 100_000
 """Steps of search in all, a deterministic stand-in for seconds."""
@@ -26,7 +26,9 @@ _TIE_STEPS: Final = 5_000
 """Steps for one question of ties."""
 
 _TRIES: Final = 24
-"""Prices of a byte on the host that are tried."""
+_PRICE_MAX: Final = 64.0
+_PRICE_CLOSE: Final = 1e-4
+"""Prices of a byte on the host that are tried: how many, the largest, and how close at last."""
 
 _ITEMS_MAX: Final = 10
 
@@ -53,14 +55,84 @@ def solve_fastest(
     if not starts:
         return None
     snap, tick_s = make_snap(cards, host)
-    solver = _Solver(cards, host, snap, effort)
-    found = solver.solve(starts, counts, 0.0)
+    asked = _Asked(cards, host, starts, counts, effort)
+    found = asked.at_price(snap, 0.0)
     if found is None:
         return None
-    answer = solver.answer(found, tick_s)
+    answer = asked.priced(found)
     if answer is not None:
-        return answer
-    return None
+        return answer._replace(bound_s=answer.seconds - (found.ticks - found.bound) * tick_s)
+    return _within_host(asked, snap, tick_s, found.bound)
+
+
+class _Asked(NamedTuple):
+    """The question, and the effort it is worth."""
+
+    cards: Sequence[CardProblem]
+    host: HostProblem
+    starts: Sequence[int]
+    counts: Sequence[int] | None
+    effort: int
+
+    def at_price(self, snap: Snap, host_price: float) -> Solved | None:
+        """The fastest when a byte on the host costs so many ticks, and may be any number."""
+        return _Solver(self, snap, host_price).solve()
+
+    def priced(self, solved: Solved) -> Answer | None:
+        """The answer, its bound still open; None where it is too much for the host."""
+        away: list[tuple[tuple[int, int], ...]] = []
+        for (first, end), arranged in zip(pairwise(solved.way), solved.arranged, strict=True):
+            masks = () if arranged is None else arranged.masks
+            away.append(
+                tuple(
+                    (u, i)
+                    for u, mask in zip(range(first, end), masks, strict=True)
+                    for i in range(mask.bit_length())
+                    if mask >> i & 1
+                )
+            )
+        return priced(
+            self.cards,
+            self.host,
+            n_host_units=solved.way[0],
+            counts=[end - first for first, end in pairwise(solved.way)],
+            away=away,
+        )
+
+
+def _within_host(asked: _Asked, snap: Snap, tick_s: float, bound: float) -> Answer | None:
+    """The fastest that the host can hold, when the fastest of all is too much for it.
+
+    Bytes on the host get a price, raised until what is fastest at that price fits: what it
+    costs less the price of the limit is below the seconds of anything that fits. Between two
+    prices there may be better answers than are found; the gap says by how much at most.
+    """
+    limit = asked.host.budget_bytes
+    assert limit is not None
+    asked = asked._replace(effort=asked.effort // 4)
+    least = asked.at_price(lambda _: 0.0, 1.0)
+    best = None if least is None else asked.priced(least)
+    if best is None:
+        return None
+    n_values = sum(len(unit.items) + 2 for unit in asked.cards[0].units)
+    low, high = 0.0, _PRICE_MAX * TICKS / max(limit, 1)
+    price = high / (1 << _TRIES // 2)
+    for _ in range(_TRIES):
+        found = asked.at_price(snap, price)
+        assert found is not None
+        bound = max(bound, found.bound - price * limit - n_values)
+        answer = asked.priced(found)
+        if answer is None:
+            low = price
+        else:
+            high = price
+            best = min(best, answer, key=lambda a: (a.seconds, a.n_rules))
+        if high - low <= _PRICE_CLOSE * high:
+            break
+        price = (low + high) / 2 if low else price / 4
+        if low and high > 8 * low:
+            price = low * 4
+    return best._replace(bound_s=min(best.seconds, bound * tick_s))
 
 
 def _check(cards: Sequence[CardProblem], counts: Sequence[int] | None) -> int:
@@ -95,20 +167,11 @@ class Solved(NamedTuple):
 class _Solver:
     """One problem at one price of a byte on the host, and the effort spent on it."""
 
-    def __init__(
-        self, cards: Sequence[CardProblem], host: HostProblem, snap: Snap, effort: int
-    ) -> None:
-        self._cards, self._host, self._snap = cards, host, snap
-        self._effort = Effort(effort)
-        self._tables: list[Table] = []
+    def __init__(self, asked: _Asked, snap: Snap, host_price: float) -> None:
+        self._asked = asked
+        self._effort = Effort(asked.effort)
+        self._tables = [Table(card, snap, host_price) for card in asked.cards]
         self._reliefs: dict[Edge, Relief] = {}
-
-    def solve(
-        self, starts: Sequence[int], counts: Sequence[int] | None, host_price: float
-    ) -> Solved | None:
-        n_units = len(self._cards[0].units)
-        self._tables = [Table(card, self._snap, host_price) for card in self._cards]
-        self._reliefs = {}
         self._arrangements: dict[tuple[Reliever, tuple[int, ...], int], Arranged] = {}
         relievers: dict[tuple[object, ...], Reliever] = {}
         self._relievers = [
@@ -120,29 +183,28 @@ class _Solver:
             )
             for table in self._tables
         ]
-        sums = list(
-            accumulate(
-                (
-                    self._snap(unit.base_s) + round(host_price * unit.n_bytes)
-                    for unit in self._host.units[:n_units]
-                ),
-                initial=0.0,
-            )
-        )
-        start = [inf] * (n_units + 1)
-        for n in starts:
-            start[n] = sums[n]
-        if counts is None:
-            rows = [bound_rows(table, n_units) for table in self._tables]
-            found = find_ranges(rows, start, self._ask, self._effort)
-        else:
-            found = self._given(start, starts[0], counts)
-        return None if found is None else self._settle(found, start)
+        n_units = len(asked.cards[0].units)
+        ticks = [snap(unit.base_s) + round(host_price * unit.n_bytes) for unit in asked.host.units]
+        sums = list(accumulate(ticks[:n_units], initial=0.0))
+        self._start = [inf] * (n_units + 1)
+        for n in asked.starts:
+            self._start[n] = sums[n]
 
-    def _given(self, start: Sequence[float], first: int, counts: Sequence[int]) -> Found | None:
+    def solve(self) -> Solved | None:
+        """The best way there is; None where nothing fits the cards."""
+        asked = self._asked
+        if asked.counts is not None:
+            found = self._given(asked.starts[0], asked.counts)
+        else:
+            n_units = len(self._start) - 1
+            rows = [bound_rows(table, n_units) for table in self._tables]
+            found = find_ranges(rows, self._start, self._ask, self._effort)
+        return None if found is None else self._settle(found)
+
+    def _given(self, first: int, counts: Sequence[int]) -> Found | None:
         """The only way there is when the user said how many units each card owns."""
         way = tuple(accumulate(counts, initial=first))
-        ticks = bound = start[first]
+        ticks = bound = self._start[first]
         ties: list[dict[tuple[int, int], float]] = []
         for c, (low, high) in enumerate(pairwise(way)):
             if low == high:
@@ -165,11 +227,10 @@ class _Solver:
         fixed = table.once_ticks + table.base[end] - table.base[first]
         return Asked(fixed + relief.ticks, fixed + relief.bound)
 
-    def _settle(self, found: Found, start: Sequence[float]) -> Solved:
+    def _settle(self, found: Found) -> Solved:
         """The best of all ways of the same ticks: fewest runs, then largest smallest headroom."""
-        n_units = len(start) - 1
         best: dict[int, tuple[float, int, float, Way, tuple[Arranged | None, ...]]] = {
-            n: (ticks, 0, -inf, (n,), ()) for n, ticks in enumerate(start) if ticks < inf
+            n: (ticks, 0, -inf, (n,), ()) for n, ticks in enumerate(self._start) if ticks < inf
         }
         for c, ties in enumerate(found.ties):
             after = {
@@ -196,7 +257,7 @@ class _Solver:
                 if known is None or new[:3] < known[:3]:
                     after[end] = new
             best = after
-        ticks, _, _, way, arranged = best[n_units]
+        ticks, _, _, way, arranged = best[len(self._start) - 1]
         return Solved(way, arranged, ticks, found.bound)
 
     def _arranged(self, edge: Edge) -> Arranged:
@@ -219,27 +280,3 @@ class _Solver:
             found = lay_out(table.kinds, units, relief.choice)
         self._arrangements[key] = found
         return found
-
-    def answer(self, solved: Solved, tick_s: float) -> Answer | None:
-        away: list[tuple[tuple[int, int], ...]] = []
-        for (first, end), arranged in zip(pairwise(solved.way), solved.arranged, strict=True):
-            masks = () if arranged is None else arranged.masks
-            away.append(
-                tuple(
-                    (u, i)
-                    for u, mask in zip(range(first, end), masks, strict=True)
-                    for i in range(mask.bit_length())
-                    if mask >> i & 1
-                )
-            )
-        answer = priced(
-            self._cards,
-            self._host,
-            n_host_units=solved.way[0],
-            counts=[end - first for first, end in pairwise(solved.way)],
-            away=away,
-        )
-        if answer is None:
-            return None
-        gap_s = (solved.ticks - solved.bound) * tick_s
-        return answer._replace(bound_s=answer.seconds - gap_s)
