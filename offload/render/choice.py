@@ -55,7 +55,7 @@ def choice_line(choice: Choice) -> str:
         said += f", within {100 * choice.gap:.1f} % of the best there can be"
     others = sorted(
         (one for one in choice.baselines if one.name != choice.name and one.turn_s is not None),
-        key=lambda one: (not one.feasible, one.turn_s or 0.0),
+        key=lambda one: (one.feasible is False, one.turn_s or 0.0),
     )
     parts = [_said(one) for one in others[:_OTHERS_MAX]]
     return f"{said}; {', '.join(parts)}" if parts else said
@@ -63,5 +63,5 @@ def choice_line(choice: Choice) -> str:
 
 def _said(one: Baseline) -> str:
     least = "at least " if one.is_bound else ""
-    does_not = "" if one.feasible else " (does not fit)"
+    does_not = " (does not fit)" if one.feasible is False else ""
     return f"{one.name} {least}{seconds_text(one.turn_s or 0.0)} s{does_not}"
