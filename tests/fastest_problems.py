@@ -150,6 +150,7 @@ def _unbeaten(choices: list[Priced], limit: int | None) -> list[Priced]:
     return kept
 
 
+MIXES = ("plain", "down", "wild", "distinct")
 _BYTES_PER_WEIGHT = {"Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32}
 _N_GENERATE, _N_PROMPT, _N_BATCHES = 512, 2048, 4
 _GIB = 1 << 30
