@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-_EXACT_MAX: Final = 120
+_EXACT_MAX: Final = 60
 """For more values than this the normal curve is as good, and quick."""
 
 Floats = npt.NDArray[np.float64]
