@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.versus_fit import SHAPES
-from offload.choice import SAME_SHARE
 from offload.clock import clock_of_plan
 from offload.contenders import fit_contender, make_contenders
 from offload.device import Device, parse_device
@@ -40,6 +39,7 @@ from offload.options import PlanOptions
 from offload.plan import Plan, make_plan
 from offload.source import read_header
 from offload.speeds import Speeds
+from offload.time_search import SAME_SHARE
 from offload.units import MIB
 from tuner.synth import write_shape
 

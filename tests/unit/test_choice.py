@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from offload.choice import SAME_SHARE
 from offload.clock import clock_of_plan
 from offload.contenders import make_contenders
 from offload.device import Device, parse_device
@@ -20,6 +19,7 @@ from offload.rules import parse_overrides, replay
 from offload.source import read_header
 from offload.speeds import Speeds
 from offload.split import HOST
+from offload.time_search import SAME_SHARE
 from offload.turn import Turn
 from offload.units import GIB
 from tuner.synth import write_shape
