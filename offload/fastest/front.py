@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from offload.fastest.group import Difference
-
-_LABELS_MAX: Final = 600
 
 
 class Label(NamedTuple):
@@ -31,7 +29,11 @@ class Front:
     __slots__ = ("_by_count", "_labels", "cut", "spent")
 
     def __init__(
-        self, differences: Sequence[tuple[int, Difference]], n_units: int, most: float
+        self,
+        differences: Sequence[tuple[int, Difference]],
+        n_units: int,
+        most: float,
+        labels_max: int,
     ) -> None:
         fewest: dict[int, int] = {}
         self._labels: list[Label] = []
@@ -43,7 +45,7 @@ class Front:
             waste, freed, n, path = label
             if fewest.get(freed, n_units + 1) <= n:
                 continue
-            if len(self._labels) >= _LABELS_MAX or waste >= most:
+            if len(self._labels) >= labels_max or waste >= most:
                 self.cut = waste
                 break
             fewest[freed] = n

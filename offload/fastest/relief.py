@@ -22,6 +22,7 @@ from offload.fastest.tables import Kind, Step
 LEVELS: Final = 4
 _SEARCH_STEPS: Final = (200, 600, 1000, 1000)
 _MERGE_STEPS: Final = (0, 3_000, 12_000, 60_000)
+_LABELS_MAX: Final = (0, 300, 1000, 4000)
 """How long to look at each level."""
 
 Choice = tuple[tuple[int, int, int], ...]
@@ -56,12 +57,11 @@ class Reliever:
         self,
         kinds: Sequence[Kind],
         steps: Sequence[Step],
-        most: Sequence[int],
         effort: Effort,
     ) -> None:
         self._effort = effort
-        self._kinds, self._steps, self._most = kinds, steps, most
-        self._fronts: dict[tuple[int, int], Front] = {}
+        self._kinds, self._steps = kinds, steps
+        self._fronts: dict[tuple[int, int, int, int], Front] = {}
         self._groups: dict[tuple[int, tuple[bool, ...]], Group] = {}
         self._divisors: dict[tuple[bool, ...], int] = {}
         self._known: dict[tuple[tuple[int, ...], int], tuple[int, Relief]] = {}
@@ -112,16 +112,19 @@ class Reliever:
             self._effort.spend(group.spent)
         return self._finish(group, counts, at, ticks, missing, level)
 
-    def _fronts_of(self, group: Group, counts: Sequence[int]) -> list[tuple[int, Front]]:
+    def _fronts_of(
+        self, group: Group, counts: Sequence[int], level: int
+    ) -> list[tuple[int, Front]]:
         """What each kind that is there can do alone; the broken one last."""
         fronts = []
         for kind, n in enumerate(counts):
             if n:
-                key = (id(group), kind)
+                n_units = 1 << (n - 1).bit_length()  # shared by ranges of about the same length
+                key = (id(group), kind, n_units, _LABELS_MAX[level])
                 front = self._fronts.get(key)
                 if front is None:
                     own = [(d, x) for d, x in enumerate(group.differences) if x.kind == kind]
-                    front = self._fronts[key] = Front(own, self._most[kind], group.step.ticks)
+                    front = self._fronts[key] = Front(own, n_units, group.step.ticks, key[3])
                     self._effort.spend(front.spent)
                 fronts.append((kind, front))
         fronts.sort(
@@ -167,7 +170,7 @@ class Reliever:
             if found is not None:
                 total, path = found
             if total > bound and level > 0:
-                fronts = self._fronts_of(group, counts)
+                fronts = self._fronts_of(group, counts, level)
                 merged = state.merge(fronts, relaxed, total, effort=_MERGE_STEPS[level])
                 self._effort.spend(merged.spent)
                 if merged.ticks < total:

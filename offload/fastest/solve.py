@@ -177,9 +177,7 @@ class _Solver:
         self._relievers = [
             relievers.setdefault(
                 tuple(table.kinds),
-                Reliever(
-                    table.kinds, table.steps, [sums[-1] for sums in table.counts], self._effort
-                ),
+                Reliever(table.kinds, table.steps, self._effort),
             )
             for table in self._tables
         ]
