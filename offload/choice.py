@@ -23,6 +23,8 @@ from offload.strategy import Priced, Problem, solve_strategy
 from offload.time_search import SAME_SHARE, Candidate, Search, solve_for_time
 from offload.turn import Turn
 
+__all__ = ["EVEN", "SAME_SHARE", "Baseline", "Choice", "Decision", "choose_fastest"]
+
 EVEN: Final = "even"
 
 
