@@ -136,17 +136,21 @@ def _pass(
     return Arranged(n_rules, freed, tuple(reversed(masks)), spent)
 
 
-def lay_out(kinds: Sequence[Kind], units: Sequence[int], choice: Choice) -> Arranged:
-    """Any order: of each kind the first units send the most away."""
+def lay_out(
+    patterns: Sequence[Kind], kind_of: Sequence[int], units: Sequence[int], choice: Choice
+) -> Arranged:
+    """Any order: of each kind the first units send the most away.
+
+    `units` are patterns and `kind_of` their kinds, of which `choice` speaks.
+    """
     waiting: dict[int, list[int]] = {}
-    for k in set(units):
-        taken = [(o, n) for kind, o, n in choice if kind == k]
-        taken.sort(key=lambda pair: -kinds[k].options[pair[0]].mask.bit_count())
-        waiting[k] = [o for o, n in taken for _ in range(n)]
-        waiting[k].reverse()
+    for kind, at, n in sorted(choice):
+        # options free the more, the later they come
+        waiting.setdefault(kind, []).extend([at] * n)
     masks, freed, n_rules, last = [], 0, 0, 0
-    for k in units:
-        option = kinds[k].options[waiting[k].pop() if waiting[k] else 0]
+    for pattern in units:
+        rest = waiting.get(kind_of[pattern])
+        option = patterns[pattern].options[rest.pop() if rest else 0]
         n_rules += option.mask not in (0, last)
         last = option.mask
         masks.append(option.mask)

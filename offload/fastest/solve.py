@@ -176,7 +176,7 @@ class _Solver:
         relievers: dict[tuple[object, ...], Reliever] = {}
         self._relievers = [
             relievers.setdefault(
-                tuple(table.kinds),
+                tuple(table.patterns),
                 Reliever(table.kinds, table.steps, self._effort),
             )
             for table in self._tables
@@ -261,12 +261,12 @@ class _Solver:
     def _arranged(self, edge: Edge) -> Arranged:
         c, first, end = edge
         table, relief = self._tables[c], self._reliefs[edge]
-        units, need = tuple(table.kind_of[first:end]), table.need(first, end)
+        units, need = tuple(table.pattern_of[first:end]), table.need(first, end)
         key = (self._relievers[c], units, need)
         found = self._arrangements.get(key)
         if found is None and self._effort.is_left:
             found = arrange(
-                table.kinds,
+                table.patterns,
                 units,
                 need=need,
                 ticks=relief.ticks,
@@ -275,6 +275,6 @@ class _Solver:
             )
             self._effort.spend(_TIE_STEPS if found is None else found.spent)
         if found is None:
-            found = lay_out(table.kinds, units, relief.choice)
+            found = lay_out(table.patterns, table.kind_of_pattern, units, relief.choice)
         self._arrangements[key] = found
         return found

@@ -59,31 +59,47 @@ class Kind(NamedTuple):
 
 
 class Table:
-    """One card: kinds, and prefix sums over units of what they cost and hold."""
+    """One card: kinds, and prefix sums over units of what they cost and hold.
+
+    Patterns are kinds told apart by the order of their items as well, so that masks mean the
+    same items.
+    """
 
     __slots__ = (
         "base",
         "budget",
         "bytes_sum",
         "counts",
-        "host_sum",
         "kind_of",
+        "kind_of_pattern",
         "kinds",
         "least_sum",
         "once_ticks",
+        "pattern_of",
+        "patterns",
         "steps",
     )
 
     def __init__(self, card: CardProblem, snap: Snap, host_price: float) -> None:
         self.kinds: list[Kind] = []
-        self.kind_of: list[int] = []
+        self.patterns: list[Kind] = []
+        self.pattern_of: list[int] = []
+        self.kind_of_pattern: list[int] = []
+        kind_numbers: dict[tuple[object, float], int] = {}
         numbers: dict[tuple[object, float], int] = {}
         for unit in card.units:
             key = (unit.items, unit.first_item_s)
             if key not in numbers:
-                numbers[key] = len(self.kinds)
-                self.kinds.append(_kind_of(unit, len(self.kinds), snap, host_price))
-            self.kind_of.append(numbers[key])
+                # the order of items matters to rules only
+                kind_key = (tuple(sorted(unit.items)), unit.first_item_s)
+                number = kind_numbers.setdefault(kind_key, len(self.kinds))
+                numbers[key] = len(self.patterns)
+                self.patterns.append(_kind_of(unit, number, snap, host_price))
+                self.kind_of_pattern.append(number)
+                if number == len(self.kinds):
+                    self.kinds.append(self.patterns[-1])
+            self.pattern_of.append(numbers[key])
+        self.kind_of = [self.kind_of_pattern[p] for p in self.pattern_of]
         self.budget = card.budget_bytes - card.once_bytes
         self.once_ticks = snap(card.once_s)
         kinds = [self.kinds[k] for k in self.kind_of]
