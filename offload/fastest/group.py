@@ -21,6 +21,9 @@ from offload.fastest.tables import Kind, Step
 _STEPS_MAX: Final = 6_000
 """Rests that are settled, times differences; what is not is bounded by the waste of the last."""
 
+_MANY: Final = 48
+"""With more differences than this kinds are many and units of each few: the group says little."""
+
 
 class Difference(NamedTuple):
     """One unit that chooses otherwise than the relaxation: waste, bytes and ticks more."""
@@ -71,7 +74,7 @@ class Group:
         self.differences = differences
         self._paths = self._settle()
         self._rests = sorted(self._paths)
-        self.spent = len(self._rests) * max(1, len(differences))
+        self.spent = 2 * len(self._rests) * max(1, len(differences))
         # fewest ticks from this rest on, and whose they are
         slope = step.slope
         values = [(self._paths[rest][0] + slope * rest, rest) for rest in self._rests]
@@ -81,7 +84,8 @@ class Group:
     def _settle(self) -> dict[int, tuple[float, int, int]]:
         """By rest: waste, the rest before, and the difference that led here (-1: none)."""
         size = self.step.freed
-        most = _STEPS_MAX // max(1, len(self.differences)) + 1
+        n = len(self.differences)
+        most = _STEPS_MAX // max(1, n) + 1 if n <= _MANY else 8
         settled: dict[int, tuple[float, int, int]] = {}
         heap: list[tuple[float, int, int, int]] = [(0.0, 0, 0, -1)]
         self._cut = inf
