@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import statistics
@@ -28,7 +27,7 @@ def draw_history(path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) 
     Raises UsageError where there is nothing to draw, no matplotlib, or no place for it.
     """
     try:
-        figures = importlib.import_module("matplotlib.figure")
+        from matplotlib.figure import Figure  # only who draws waits for it
     except ImportError:
         raise UsageError("pictures need matplotlib: pip install '.[tuner]'") from None
     groups = group_entries(read_history(path))
@@ -39,7 +38,7 @@ def draw_history(path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for (name, machine), entries in groups.items():
-            figure = _draw(figures, f"{name}  {machine}".strip(), make_series(entries))
+            figure = _draw(Figure, f"{name}  {machine}".strip(), make_series(entries))
             files.append(_free_name(folder, f"{name}-{machine}", files))
             figure.savefig(files[-1], dpi=120)
     except OSError as error:
@@ -53,9 +52,9 @@ def _free_name(folder: Path, title: str, taken: Sequence[Path]) -> Path:
     return next(folder / name for name in names if folder / name not in taken)
 
 
-def _draw(figures: Any, title: str, all_series: Sequence[Series]) -> Any:
+def _draw(make_figure: Any, title: str, all_series: Sequence[Series]) -> Any:
     n = max(len(all_series), 1)
-    figure = figures.Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * n + 0.6), layout="constrained")
+    figure = make_figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * n + 0.6), layout="constrained")
     figure.suptitle(title)
     panels = figure.subplots(n, 1, squeeze=False)[:, 0]
     for axes, series in zip(panels, all_series, strict=False):

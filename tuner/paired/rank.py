@@ -18,8 +18,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+_EXACT_PAIRS_MAX: Final = 120
 _EXACT_MAX: Final = 60
-"""For more values than this the normal curve is as good, and quick."""
+"""For more pairs, or more values of two series, the normal curve is as good, and quick."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +41,7 @@ def signed_rank_p(differences: Sequence[float]) -> float:
         return 1.0
     doubled = _doubled_ranks(np.abs(values))
     above = int(doubled[values > 0].sum())
-    if len(values) > _EXACT_MAX:
+    if len(values) > _EXACT_PAIRS_MAX:
         ranks = doubled / 2
         spread = float((ranks**2).sum()) ** 0.5 / 2
         return _upper_tail((above / 2 - ranks.sum() / 2 - 0.5) / spread)
@@ -56,7 +57,7 @@ def paired_shift(differences: Sequence[float], alpha: float) -> Shift:
     n = len(values)
     rows, columns = np.triu_indices(n)
     means = np.sort((values[rows] + values[columns]) / 2)
-    if n > _EXACT_MAX:
+    if n > _EXACT_PAIRS_MAX:
         return _shift_of_many(
             means, n * (n + 1) / 4, (n * (n + 1) * (2 * n + 1) / 24) ** 0.5, alpha
         )
