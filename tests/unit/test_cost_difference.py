@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 
 from offload.cost import Coefficient, Coefficients, Work
+from offload.cost.coefficients import INTERVAL_Z
 from offload.cost.difference import Side, difference
 
 
@@ -71,6 +74,7 @@ def test_a_known_multiple_is_no_stranger() -> None:
     slow, fast = known(CUDA0=(2.0, 1.0)), known(CUDA0=(1.0, 0.5))
     same_card = difference(Side(work(CUDA0=4.0), slow), Side(work(CUDA0=4.0), fast))
     assert same_card.seconds == -4.0 and same_card.is_told
+    assert same_card.low_s == pytest.approx(-4.0 * exp(INTERVAL_Z * 0.5))
     other_card = difference(
         Side(work(CUDA0=4.0), slow), Side(work(CUDA0=4.0), fast), frozenset({"CUDA0"})
     )
