@@ -12,10 +12,11 @@ from offload.arch.facts import (
     Window,
     WindowWhen,
 )
-from offload.arch.table import ARCHS, UNKNOWN
+from offload.arch.table import ARCHS, OUTPUTS_AFTER_LAYERS, UNKNOWN
 
 __all__ = [
     "ARCHS",
+    "OUTPUTS_AFTER_LAYERS",
     "UNKNOWN",
     "Arch",
     "Attended",

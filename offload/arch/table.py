@@ -214,3 +214,10 @@ UNKNOWN: Final = Arch(name="")
 """Plain attention: what an architecture newer than this table is planned as."""
 
 ARCHS: Final = _make_table()
+
+OUTPUTS_AFTER_LAYERS: Final = frozenset(
+    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe step35 bailingmoe3 hy_v3"
+    " hy_v4 deepseek4 glm5-next kimi-k3 nemotron_h nemotron_h_moe".split()
+)
+"""The last layer computes all tokens, for its hidden state may feed an MTP block; elsewhere only
+those with an output go on from its attention (`inp_out_ids`, src/models/*.cpp, b11434)."""

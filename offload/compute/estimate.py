@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from offload.arch import OUTPUTS_AFTER_LAYERS
 from offload.backend import CPU, Backend
 from offload.compute.allocate import measure_buffers
 from offload.compute.blocks import Builder
@@ -18,7 +19,7 @@ from offload.compute.builds import NEWEST_BUILD, OLDEST_BUILD, UNSAID_BUILD_SLAC
 from offload.compute.facts import LayerFacts, ModelFacts, facts_of
 from offload.compute.graph import Graph, Op, Outside, Source, view
 from offload.compute.inputs import F32, Inputs, add_embeddings, add_inputs, add_ngrams
-from offload.compute.layers import OUTPUTS_AFTER_LAYERS, add_layer
+from offload.compute.layers import add_layer
 from offload.compute.schedule import assign_backends, split_graph
 from offload.compute.streams import mix_banked
 from offload.context import ContextOptions

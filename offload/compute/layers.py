@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from offload.arch import OUTPUTS_AFTER_LAYERS
 from offload.compute.attention import (
     Style,
     attended,
@@ -35,12 +36,6 @@ from offload.compute.streams import (
     reduce_streams,
     spread_stream,
 )
-
-OUTPUTS_AFTER_LAYERS: Final = frozenset(
-    "qwen3next qwen35 qwen35moe gpt-oss gemma4 cohere2moe step35 bailingmoe3 hy_v3"
-    " hy_v4 deepseek4 glm5-next kimi-k3 nemotron_h nemotron_h_moe".split()
-)
-"""The last layer keeps all tokens: its hidden state may feed an MTP block."""
 
 _GATED: Final = frozenset("qwen3next qwen35 qwen35moe".split())
 _EXPANDS_NORM: Final = frozenset("qwen3next qwen35 qwen35moe kimi-linear kimi-k3".split())

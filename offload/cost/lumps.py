@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from offload.arch import OUTPUTS_AFTER_LAYERS
 from offload.cost.routing import touched_share
 from offload.model import Model, Role, Tensor
 from offload.split import HOST, LayerSplit
 
 _FLOPS_PER_WEIGHT: Final = 2
+_AFTER_ATTENTION: Final = (Role.EXPERT, Role.SHARED_EXPERT, Role.ROUTER, Role.FFN)
 
 
 class Places(Protocol):
@@ -41,6 +43,8 @@ class Lump(NamedTuple):
 
     n_expert: int
     n_expert_used: int
+    for_outputs: bool = False
+    """In a prompt computed only for tokens whose output is asked for: the last one."""
 
     def touched(self, n_tokens: int, skew: float = 0.0) -> float:
         """The share of the bytes that a batch of `n_tokens` reads."""
@@ -115,9 +119,19 @@ def lump_of(model: Model, tensor: Tensor, place: int) -> Lump:
         role=tensor.role,
         n_bytes=tensor.n_bytes * times,
         n_weights=_elements(tensor) * times,
+        for_outputs=_is_for_outputs(model, tensor),
         n_expert=tensor.shape[2] if is_expert else 1,
         n_expert_used=model.hparams.n_expert_used[il] if is_expert and il is not None else 1,
     )
+
+
+def _is_for_outputs(model: Model, tensor: Tensor) -> bool:
+    """Whether only rows of outputs get so far, as from the attention of most last layers on."""
+    if tensor.role is Role.OUTPUT:
+        return True
+    last = model.n_layer - model.n_layer_nextn - 1
+    crops = tensor.il == last and model.arch not in OUTPUTS_AFTER_LAYERS
+    return crops and tensor.role in _AFTER_ATTENTION
 
 
 def multiplied(model: Model) -> Iterator[Tensor]:

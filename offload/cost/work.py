@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from offload.context import ContextOptions
 from offload.cost.lumps import Lump, Places, count_hops, find_lumps, trunk_owners
 from offload.device import Device
-from offload.model import Model, Role
+from offload.model import Model
 from offload.split import HOST
 
 OP_OFFLOAD_MIN_BATCH: Final = 32
@@ -217,8 +217,8 @@ def _add_batch(
 
 def add_batch_lump(amounts: Amounts, lump: Lump, place: Sequence[str], batch: Batch) -> None:
     """What a batch does with these weights; `place` are device names, the host's last."""
-    if lump.role is Role.OUTPUT:
-        return  # only the last token of a prompt has an output
+    if lump.for_outputs:
+        return  # one token of a whole prompt
     n_bytes = lump.n_bytes * lump.touched(batch.n_tokens, batch.routing_skew) * batch.times
     runs_on = lump.place
     if lump.place == HOST and batch.offloader is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -112,7 +113,7 @@ def prefill(placement: Placement, *names: str, n_prompt: int, **more: bool) -> M
 
 def test_prefill_streams_touched_experts_to_the_first_card() -> None:
     """Experts of the second card's layers go over the first card's link, once per ubatch."""
-    amounts = prefill(placed((0, 0, 1, 1, 1), (3,)), "CUDA0", "CUDA1", n_prompt=1024)
+    amounts = prefill(placed((0, 0, 1, 1, 1), (2,)), "CUDA0", "CUDA1", n_prompt=1024)
     touched = 1 - (1 - N_USED / N_EXPERT) ** 512
     assert amounts["prefill.stream.CUDA0"] == pytest.approx(2 * 3 * EXPERT_BYTES * touched)
     assert "prefill.stream.CUDA1" not in amounts
@@ -128,7 +129,7 @@ def test_prefill_stays_on_the_host(why: str) -> None:
     placement = placed((0, 0, 0, 0, 0), (0, 1, 2, 3))
     amounts = prefill(placement, name, n_prompt=n_prompt, **more.get(why, {}))
     host = "CPU_REPACK" if why == "repacked" else "CPU"
-    per_token = 2 * 4 * 3 * EXPERT_BYTES / 2 * N_USED / N_EXPERT
+    per_token = 2 * 3 * 3 * EXPERT_BYTES / 2 * N_USED / N_EXPERT  # the last layer has no part
     assert amounts[f"prefill.flops.{host}.F16"] == pytest.approx(per_token * n_prompt)
     assert not [name for name in amounts if "stream" in name]
 
@@ -166,8 +167,15 @@ def test_a_batch_touches_fewer_experts_where_routers_have_favourites() -> None:
     assert all(touched_share(used, n, 1.5) < touched_share(used, n, 0.0) for n in (2, 64, 512))
 
 
-def test_a_prompt_computes_every_weight_but_the_output() -> None:
-    """Two operations for each weight that a token uses; only the last token has an output."""
-    amounts = prefill(placed((0, 0, 0, 0, 0)), "CUDA0", n_prompt=512)
-    weights = 4 * (N_EMBD * N_EMBD + 3 * EXPERT_BYTES / 2 * N_USED / N_EXPERT)
+@pytest.mark.parametrize(("arch", "n_layer_ffn"), [("qwen3moe", 3), ("gpt-oss", 4)])
+def test_a_prompt_ends_where_only_outputs_go_on(arch: str, n_layer_ffn: int) -> None:
+    """Two operations for each weight that a token uses; only the last token has an output.
+
+    In most architectures the last layer's experts see no other token either.
+    """
+    model = replace(moe_model(), arch=arch)
+    placement = placed((0, 0, 0, 0, 0))
+    amounts = prefill_work(model, placement, cards("CUDA0"), context=CONTEXT, n_prompt=512).amounts
+    experts = 3 * EXPERT_BYTES / 2 * N_USED / N_EXPERT
+    weights = 4 * N_EMBD * N_EMBD + n_layer_ffn * experts
     assert amounts["prefill.flops.CUDA0.F16"] == pytest.approx(2 * weights * 512)
