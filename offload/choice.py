@@ -44,9 +44,9 @@ class Baseline(NamedTuple):
 class Choice(NamedTuple):
     """Whose placement the plan is, its turn, and what was weighed against it.
 
-    `bound_s`: no placement on these cards takes less, given the compute buffers of the
-    solver's last answer. None where the solver had no answer. `left_out` are cards that own
-    nothing.
+    `bound_s`: no placement on the plan's cards, in their order, takes less, given the compute
+    buffers of the solver's last answer. None where the solver had no answer. `left_out` are
+    cards that own nothing.
     """
 
     name: str
@@ -121,6 +121,7 @@ def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = Tru
             # all cards together prefill in turns (pipeline parallelism), which the clock leaves out
             if best is None or alone.candidate.turn_s < best.turn_s / (1 + SAME_SHARE):
                 best, only, winner_clock = alone.candidate, d, alone.clock
+                bound_s = alone.bound_s
     if best is None:
         return Decision(even.priced, None)
     prediction = winner_clock.price(best.priced.placement)
@@ -149,6 +150,7 @@ def _may_leave_cards(problem: Problem) -> bool:
 class _Alone(NamedTuple):
     clock: Clock
     candidate: Candidate
+    bound_s: float | None
 
 
 def _each_alone(
@@ -183,19 +185,19 @@ def _each_alone(
         elif limit_s is not None and bound_s >= limit_s:
             line = Baseline(name, feasible=None, turn_s=bound_s, is_bound=True)
         else:
-            alone = _Alone(mine, _best_alone(own, mine, name))
+            alone = _best_alone(search, mine, name)
             line = Baseline(name, alone.candidate.priced.fits, alone.candidate.turn_s)
         seen[key] = line
         yield d, line, alone
 
 
-def _best_alone(problem: Problem, clock: Clock, name: str) -> Candidate:
-    even = solve_strategy(problem, Strategy.EVEN)
+def _best_alone(search: Search, clock: Clock, name: str) -> _Alone:
+    even = solve_strategy(search.problem, Strategy.EVEN)
     weighed = [Candidate(name, even, clock.seconds(even.placement))]
-    found = solve_for_time(Search(problem, clock), weighed[0]).candidate
-    if found is not None:
-        weighed.append(found._replace(name=name))
-    return _shortest(weighed) or weighed[0]
+    found = solve_for_time(search, weighed[0])
+    if found.candidate is not None:
+        weighed.append(found.candidate._replace(name=name))
+    return _Alone(clock, _shortest(weighed) or weighed[0], found.bound_s)
 
 
 def _sub_problem(problem: Problem, card: int) -> Problem:

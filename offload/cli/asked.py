@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from offload.speeds import Measured, Speeds
 
 
-UBATCHES = (128, 256, 512, 1024, 2048, 4096)
-"""What `-ub auto` chooses from."""
-
-
 def plan_here(
     flags: PlanFlags, model_path: str, llama_build: int | None = None, profile: str | None = None
 ) -> tuple[Plan, Machine]:
@@ -40,8 +36,19 @@ def plan_here(
     model, machine, options = ask_here(flags, model_path, llama_build)
     speeds = speeds_here(flags, machine, profile)
     host_free = flags.host_free_bytes(machine)
-    if flags.chooses_ubatch:
-        made = _with_best_ubatch(model, machine, options, speeds, host_free)
+    if flags.chooses_ubatch or flags.chooses_settings:
+        from offload.free_settings import UBATCHES, best_settings
+
+        made = best_settings(
+            model,
+            machine.devices,
+            options,
+            speeds=speeds,
+            host_free_bytes=host_free,
+            ubatches=UBATCHES if flags.chooses_ubatch else (),
+            may_reorder=flags.chooses_settings and flags.device is None,
+            may_switch=flags.chooses_settings,
+        )
     else:
         made = make_plan(model, machine.devices, options, host_free_bytes=host_free, speeds=speeds)
     for notice in machine.warnings:
@@ -77,37 +84,6 @@ def speeds_here(flags: PlanFlags, machine: Machine, profile: str | None = None) 
         measured=measured_speeds(machine.devices, profile),
         may_drop_cards=flags.device is None,
     )
-
-
-def _with_best_ubatch(
-    model: Model,
-    machine: Machine,
-    options: PlanOptions,
-    speeds: Speeds,
-    host_free_bytes: int | None,
-) -> Plan:
-    """The plan of the shortest turn over `UBATCHES`; a larger one must be 1 % shorter."""
-    from offload.clock import clock_of_plan
-    from offload.plan import make_plan
-
-    def planned(n_ubatch: int, *, with_advice: bool) -> Plan:
-        asked = replace(options, n_ubatch=n_ubatch, n_batch=max(options.n_batch, n_ubatch))
-        return make_plan(
-            model,
-            machine.devices,
-            asked,
-            host_free_bytes=host_free_bytes,
-            with_advice=with_advice,
-            speeds=speeds,
-        )
-
-    best_s, chosen = float("inf"), options.n_ubatch
-    for n_ubatch in UBATCHES:
-        made = planned(n_ubatch, with_advice=False)
-        turn_s = clock_of_plan(made, speeds).seconds(made.placement)
-        if made.feasible and turn_s < best_s * 0.99:
-            best_s, chosen = turn_s, n_ubatch
-    return planned(chosen, with_advice=True)
 
 
 def plan_or_saved(

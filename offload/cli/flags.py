@@ -172,6 +172,14 @@ class PlanFlags(MachineFlags):
             help="Whose seconds count [prompt=2048,generate=512, at half the context].",
         ),
     ] = None
+    settings: Annotated[
+        str | None,
+        typer.Option(
+            "--settings",
+            metavar="auto",
+            help="auto: choose the order of cards, --no-op-offload and --no-host too.",
+        ),
+    ] = None
     n_ctx: Annotated[
         int | None,
         typer.Option("-c", "--ctx-size", help="Context [training context, at most 32768]."),
@@ -285,6 +293,13 @@ class PlanFlags(MachineFlags):
     def chooses_ubatch(self) -> bool:
         """Whether `-ub` is for us to choose."""
         return self.n_ubatch == "auto"
+
+    @property
+    def chooses_settings(self) -> bool:
+        """Whether the order of cards and switches are for us to choose."""
+        if self.settings not in (None, "auto"):
+            raise UsageError(f"--settings {self.settings!r}: auto is all there is")
+        return self.settings == "auto"
 
     def _ubatch(self) -> int:
         text = self.n_ubatch

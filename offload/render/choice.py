@@ -52,7 +52,7 @@ def choice_line(choice: Choice) -> str:
         f" {turn.n_generate} written after {choice.n_depth}: {choice.name}"
     )
     if choice.gap is not None:
-        said += f", within {100 * choice.gap:.1f} % of the best there can be"
+        said += f", proven within {100 * choice.gap:.1f} % on these cards in this order"
     others = sorted(
         (one for one in choice.baselines if one.name != choice.name and one.turn_s is not None),
         key=lambda one: (one.feasible is False, one.turn_s or 0.0),
