@@ -26,6 +26,7 @@ from tuner.paired.verdict import (
     TOLERANCES,
     Comparison,
     compare_separate,
+    looks_due,
     widest,
 )
 from tuner.quiet import LoadMeter
@@ -129,9 +130,9 @@ def compare_recorded(
     n_looks = 0
     for left_s in session.blocks_until_over():
         on_progress(len(session.blocks), left_s)
-        is_due = clock() - begin_s >= options.time_s * (n_looks + 1) / N_LOOKS
-        if is_due and len(session.blocks) >= _BLOCKS_MIN and n_looks < N_LOOKS - 1:
-            n_looks = min(int((clock() - begin_s) / options.time_s * N_LOOKS), N_LOOKS - 1)
+        due = min(looks_due(clock() - begin_s, options.time_s), N_LOOKS - 1)
+        if due > n_looks and len(session.blocks) >= _BLOCKS_MIN:
+            n_looks = due
             _decide(decided, session.blocks, baseline, options)
             if len(decided) == len(TOLERANCES):
                 break

@@ -2,7 +2,7 @@
 
 In turns: A B B A or B A A B, which of them by a coin, both in memory at once where there
 is room. Now and then both are started anew, since where a process happens to lie in memory
-is a mood too. After each fifth of the time the pairs so far are judged
+is a mood too. After 1/16, 1/8, 1/4, 1/2 and all of the time the pairs so far are judged
 (tuner/paired/verdict.py), and when decode and prefill are both decided, it is over. [edge]
 """
 
@@ -30,7 +30,7 @@ from tuner.paired.result import (
     spread,
     start_noise,
 )
-from tuner.paired.verdict import N_LOOKS, TOLERANCES, Comparison, compare_pairs
+from tuner.paired.verdict import N_LOOKS, TOLERANCES, Comparison, compare_pairs, looks_due
 from tuner.quiet import LoadMeter
 
 _DECODE_S: Final = 0.008
@@ -211,12 +211,11 @@ class _Run:
         return Repetition(seconds=middle, start=self.n_starts, at_s=self.clock())
 
     def _look(self, spent_s: float) -> None:
-        """Judge when the next share of the time is over."""
-        if spent_s < self.options.time_s * (self.n_looks + 1) / N_LOOKS:
-            return
+        """Judge when the next share of the time is over (`LOOKS`)."""
         # time that ran away meanwhile (a machine asleep) does not bring looks back
-        self.n_looks = min(int(spent_s / self.options.time_s * N_LOOKS), N_LOOKS)
-        self._judge()
+        if (due := looks_due(spent_s, self.options.time_s)) > self.n_looks:
+            self.n_looks = due
+            self._judge()
 
     def _last_look(self) -> None:
         """What has not been judged by now is judged with all there is."""

@@ -32,11 +32,19 @@ ALPHA: Final = 0.01
 ALPHA_SAME: Final = 0.05
 """How often a build at the tolerance itself may pass for the same, over all looks."""
 
-N_LOOKS: Final = 5
+LOOKS: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+"""After these shares of the time one looks: a clear case is over soon, a hard one gets it all."""
+
+N_LOOKS: Final = len(LOOKS)
 TOLERANCES: Final = {"decode": 0.05, "prefill": 0.08}
 _NEAR_END_SHARE: Final = 0.5
 _HOPELESS: Final = 50.0
 """More than this many times what was done is no advice."""
+
+
+def looks_due(spent_s: float, time_s: float) -> int:
+    """How many looks have their time by now."""
+    return sum(spent_s >= share * time_s for share in LOOKS)
 
 
 class Verdict(StrEnum):
