@@ -12,9 +12,10 @@ from math import inf
 from typing import Final, NamedTuple
 
 from offload.fastest.arrange import Arranged, arrange, lay_out
+from offload.fastest.bounds import bound_rows
 from offload.fastest.effort import Effort
 from offload.fastest.problem import Answer, CardProblem, HostProblem
-from offload.fastest.ranges import Asked, Edge, Found, Way, bound_rows, find_ranges
+from offload.fastest.ranges import Asked, Edge, Found, Way, find_ranges
 from offload.fastest.referee import priced
 from offload.fastest.relief import LEVELS, Relief, Reliever
 from offload.fastest.tables import TICKS, Snap, Table, make_snap

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from offload.fastest import CardProblem, HostProblem, Item, Unit
+from offload.fastest.bounds import bound_rows
 from offload.fastest.effort import Effort
-from offload.fastest.ranges import bound_rows
 from offload.fastest.relief import LEVELS, Relief, Reliever
 from offload.fastest.tables import Table, make_snap
 
