@@ -127,7 +127,13 @@ def cards_of(machine: str) -> tuple[str, ...]:
 
 
 def make_cell(
-    shape: str, model: Model, machine: str, *, judge: bool = False, fit: Path | None = None
+    shape: str,
+    model: Model,
+    machine: str,
+    *,
+    judge: bool = False,
+    fit: Path | None = None,
+    compare: bool = True,
 ) -> Cell:
     """Plan one cell and everything it is compared with."""
     cards = [parse_device(text) for text in cards_of(machine)]
@@ -138,8 +144,12 @@ def make_cell(
     turn_s = clock_of_plan(plan, speeds).seconds(plan.placement)
     others = {
         one.name: one.turn.seconds
-        for one in make_contenders(
-            model, cards, OPTIONS, host_free_bytes=HOST_BYTES, speeds=speeds, own=plan
+        for one in (
+            make_contenders(
+                model, cards, OPTIONS, host_free_bytes=HOST_BYTES, speeds=speeds, own=plan
+            )
+            if compare
+            else ()
         )
         if one.plan.feasible and one.turn is not None and one.name != "own"
     }
@@ -175,7 +185,12 @@ def _fit_ratios(
 
 
 def make_cells(
-    shapes: Sequence[str], folder: Path, *, judge_every: int = 0, fit: Path | None = None
+    shapes: Sequence[str],
+    folder: Path,
+    *,
+    judge_every: int = 0,
+    fit: Path | None = None,
+    compare: bool = True,
 ) -> Iterator[Cell]:
     """Every shape on every machine."""
     n = 0
@@ -185,7 +200,7 @@ def make_cells(
         for machine in MACHINES:
             n += 1
             judge = bool(judge_every) and n % judge_every == 0
-            yield make_cell(shape, model, machine, judge=judge, fit=fit)
+            yield make_cell(shape, model, machine, judge=judge, fit=fit, compare=compare)
         path.unlink()
 
 
@@ -195,11 +210,16 @@ def main() -> int:
     parser.add_argument("--shape", action="append", choices=SHAPES)
     parser.add_argument("--judge", type=int, default=0, metavar="N")
     parser.add_argument("--fit", type=Path, metavar="PATH")
+    parser.add_argument("--no-compare", action="store_true", help="plan, and judge, no more")
     args = parser.parse_args()
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as name:
         for cell in make_cells(
-            args.shape or SHAPES, Path(name), judge_every=args.judge, fit=args.fit
+            args.shape or SHAPES,
+            Path(name),
+            judge_every=args.judge,
+            fit=args.fit,
+            compare=not args.no_compare,
         ):
             cells.append(cell)
             print(cell.row(), flush=True)
@@ -214,7 +234,7 @@ def _summary(cells: Sequence[Cell]) -> int:
     uneven = [c for c in cells if c.machine not in EQUAL]
     print(f"\n{len(cells)} cells: {len(unfit)} do not fit, {len(slower)} slower than a baseline")
     for text, some in (("all cells", cells), ("unequal cards", uneven)):
-        ratios = [c.others["even"] / c.turn_s for c in some if "even" in c.others]
+        ratios = [c.others["even"] / c.turn_s for c in some if "even" in c.others] or [1.0]
         print(
             f"{text}: even spread over ours, median {statistics.median(ratios):.3f}"
             f", best {max(ratios):.3f}"
