@@ -43,6 +43,7 @@ from tuner.paired import (
     describe_check,
 )
 from tuner.paired.arm import Loaded
+from tuner.paired.result import value_ratios
 from tuner.paired.run import compare_builds_with_pairs
 from tuner.synth import write_random
 
@@ -94,7 +95,7 @@ def make_trial(kind: str, model: str, time_s: float) -> dict[str, Any]:
             slowed = _Slowed(arm=arm, library=library)
             check, pairs = compare_builds_with_pairs(slowed, arm, options)
     ratios = {
-        test: [round(a.seconds[test] / b.seconds[test], 4) for a, b in pairs]
+        test: [round(ratio, 4) for ratio in value_ratios(pairs, test)]
         for test in ("decode", "prefill")
     }
     return {"trial": kind, "at_s": round(start_s), **_short(check), "ratios": ratios}
@@ -243,7 +244,7 @@ def _spent(kind: str, rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"{kind}: {alarms} of {len(rows)} checks said slower; {sum(spent) / 60:.1f} minutes in"
         f" all, {statistics.median(spent):.1f} s a check (longest {spent[-1]:.1f} s),"
-        f" {n_pairs:.0f} pairs; noise of one pair {noise[0]:.1%} decode, {noise[1]:.1%} prefill;"
+        f" {n_pairs:.0f} pairs; noise of one value {noise[0]:.1%} decode, {noise[1]:.1%} prefill;"
         f" other programs used {load:.0%} of the processors (medians)"
     )
 

@@ -28,8 +28,7 @@ def share_processors(
         return
     chosen = coin.sample(allowed, n_threads)
     for pid in pids:
-        # a single thread of the host's part is the first one; others fetch and carry
-        for tid in [pid] if n_threads == 1 and pid else _threads(pid):
+        for tid in _threads(pid):
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(tid, chosen)
 

@@ -4,7 +4,7 @@ Only if the machine is what it was: beside every few repetitions a fixed piece o
 timed (tuner/paired/calibration.py), then as now. Times are compared as they are, and in
 units of either piece; the judgement is as unsure as the three views are together
 (`widest`), so a machine that drifted gives "cannot tell" and no alarm. One value is the
-median of a few repetitions, of a start of its own where starting is cheap, because
+least of a few repetitions, of a start of its own where starting is cheap, because
 repetitions within one process are more alike than processes are. [edge]
 """
 
@@ -42,7 +42,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Medians of a few repetitions: seconds per token by test, and of the fixed work by kind."""
+    """The least of a few repetitions: seconds per token by test, and of the fixed work by kind."""
 
     seconds: Mapping[str, float]
     calibration: Mapping[str, float]
@@ -274,6 +274,6 @@ class _Timing:
             fixed.append(self._calibration.seconds())
             found.append(loaded.time(self.sizes))
         return Block(
-            seconds={test: statistics.median(row[test] for row in found) for test in TOLERANCES},
-            calibration={kind: statistics.median(row[kind] for row in fixed) for kind in KINDS},
+            seconds={test: min(row[test] for row in found) for test in TOLERANCES},
+            calibration={kind: min(row[kind] for row in fixed) for kind in KINDS},
         )

@@ -20,15 +20,16 @@ from offload.host import probe_host
 from tuner.paired.arm import Arm, Loaded, Sizes
 from tuner.paired.processors import share_processors
 from tuner.paired.result import (
+    GROUP,
     Pair,
     Repetition,
     SpeedCheck,
     SpeedOptions,
     TestResult,
     drift,
-    pair_ratios,
     spread,
     start_noise,
+    value_ratios,
 )
 from tuner.paired.verdict import N_LOOKS, TOLERANCES, Comparison, compare_pairs, looks_due
 from tuner.quiet import LoadMeter
@@ -106,13 +107,14 @@ class _Run:
     sizes: Sizes = _PROBE
     n_starts: int = 0
     n_looks: int = 0
+    is_together: bool = True
 
     def whole(self) -> SpeedCheck:
         begin_s = self.clock()
         meter = LoadMeter()
         coin = random.Random(self.options.seed)
-        together = self._is_together()
-        rounds = self._rounds_together if together else self._rounds_apart
+        self.is_together = self._is_together()
+        rounds = self._rounds_together if self.is_together else self._rounds_apart
         for _ in rounds(begin_s, coin):
             self._look(self.clock() - begin_s)
             if len(self.decided) == len(TOLERANCES):
@@ -129,7 +131,7 @@ class _Run:
             spent_s=spent_s,
             time_s=self.options.time_s,
             load=meter.read(),
-            notes=() if together else (_APART_NOTE,),
+            notes=() if self.is_together else (_APART_NOTE,),
         )
 
     def _is_together(self) -> bool:
@@ -232,21 +234,24 @@ class _Run:
 
     def _compare(self, test: str) -> Comparison:
         return compare_pairs(
-            pair_ratios(self.pairs, test),
+            self._values(test),
             tolerance=self.options.tolerance(test),
             alpha=self.options.alpha / N_LOOKS,
         )
 
+    def _values(self, test: str) -> list[float]:
+        # a visit is the median of many repetitions already
+        return value_ratios(self.pairs, test, GROUP if self.is_together else 1)
+
     def _result(self, test: str, spent_s: float) -> TestResult:
         comparison = self.decided.get(test) or self._compare(test)
-        ratios = pair_ratios(self.pairs, test)
         times = comparison.needed_times
         return TestResult(
             test=test,
             comparison=comparison,
             seconds_a=statistics.median(a.seconds[test] for a, _ in self.pairs),
             seconds_b=statistics.median(b.seconds[test] for _, b in self.pairs),
-            noise=spread(ratios),
+            noise=spread(self._values(test)),
             start_noise=start_noise(self.pairs, test),
             drift=drift([b.seconds[test] for _, b in self.pairs]),
             needed_s=None if times is None else times * max(spent_s, self.options.time_s),

@@ -29,8 +29,7 @@ def what_it_takes(result: TestResult) -> str:
             f"no amount of time is likely to tell at a noise of {result.noise:.0%}, or the"
             " difference lies at the tolerance itself; a quieter machine, or another tolerance"
         )
-    n = math.ceil(result.comparison.n * (result.comparison.needed_times or 1.0))
-    return f"about {max(n, 1)} pairs would, at the noise seen: --time {math.ceil(result.needed_s)}s"
+    return f"about --time {math.ceil(result.needed_s)}s would, at a noise of {result.noise:.0%}"
 
 
 def describe_check(check: SpeedCheck) -> Iterator[str]:
