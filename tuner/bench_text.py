@@ -127,7 +127,9 @@ def _speeds(sweep: Sweep) -> Iterable[Sequence[str]]:
         by_label.setdefault(sample["label"], []).append(sample)
     for label, samples in by_label.items():
         decode = [s["n_gen"] / sample_seconds(s) for s in samples if s["n_gen"]]
-        prompt = [s["n_prompt"] / sample_seconds(s) for s in samples if s["n_prompt"]]
+        longest = max(s["n_prompt"] for s in samples)
+        whole = [s for s in samples if s["n_prompt"] == longest > 0]
+        prompt = [s["n_prompt"] / sample_seconds(s) for s in whole]
         yield label, _rate(decode), _rate(prompt), str(max(len(decode), len(prompt)))
 
 

@@ -175,7 +175,12 @@ def _all_cells(bench: Bench, sizes: Sizes) -> Iterator[Cell]:
     n_cards = len(bench.devices)
     n_units = bench.model.n_layer + 1
     experts = bench.model.expert_layers
-    tests = (Timed(n_gen=sizes.n_gen), Timed(n_prompt=sizes.n_prompt))
+    # a load takes longer than a prompt, and two lengths tell weights read from arithmetic
+    tests = (
+        Timed(n_gen=sizes.n_gen),
+        Timed(n_prompt=sizes.n_prompt),
+        Timed(n_prompt=sizes.n_prompt // 4),
+    )
     if not n_cards:
         yield from _host_only(sizes, tests)
         return

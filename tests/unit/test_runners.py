@@ -77,7 +77,7 @@ def test_the_command_line_says_everything(tmp_path: Path) -> None:
     flags = _flags(runner.argv(_bench(), cell, cell.tests, 3))
     assert flags["-ts"] == "4/5" and flags["-ngl"] == "9" and flags["-dev"] == "CUDA0/CUDA1"
     assert flags["-ot"] == r"blk\.[0145]\.ffn_.*exps=CPU"
-    assert (flags["-p"], flags["-n"]) == ("512", "32") and "-d" not in flags
+    assert (flags["-p"], flags["-n"]) == ("128,512", "32") and "-d" not in flags
     assert (flags["-t"], flags["-r"], flags["-o"], flags["-lm"]) == ("3", "3", "jsonl", "none")
     no_host = _cell("all, --no-host")
     assert _flags(runner.argv(_bench(), no_host, no_host.tests, 3))["--no-host"] == "1"

@@ -85,6 +85,6 @@ def test_costs_count_warm_up_and_depth() -> None:
     """A run costs its load, the prompt that fills the context, and all repetitions."""
     cells = {c.label: c for c in candidate_cells(_bench(), _SIZES)}
     flat = _SPEEDS.step_seconds(cells["none"], 3)
-    assert abs(flat - (2.0 + 4 * 512 / 400 + (3 * 32 + 1) / 40)) < 1e-9
+    assert abs(flat - (2.0 + 4 * (512 + 128) / 400 + (3 * 32 + 1) / 40)) < 1e-9
     deep = _SPEEDS.step_seconds(cells["none, depth 1024"], 3)
-    assert abs(deep - flat - 1024 / 400) < 1e-9
+    assert abs(deep - flat - (1024 - 4 * 128) / 400) < 1e-9
