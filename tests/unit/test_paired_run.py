@@ -26,6 +26,7 @@ from tuner.paired import (
 )
 from tuner.paired.processors import share_processors
 from tuner.paired.recorded import Block, machine_drift
+from tuner.paired.result import Repetition, value_ratios
 from tuner.paired.run import compare_builds_with_pairs
 from tuner.paired.server import seconds_of
 
@@ -155,6 +156,16 @@ def test_models_too_large_for_two_take_turns_in_memory() -> None:
     assert "not in memory at once" in check.notes[0]
 
 
+def test_different_programs_are_said() -> None:
+    """A server against a session is no comparison of builds alone."""
+    machine = _Machine()
+    a, b = _Arm(machine, "llama-server b2"), _Arm(machine, "llama-cpp-python b1")
+    options = SpeedOptions(seed=1, is_together=True, time_s=2.0)
+    check = compare_builds(a, b, options, clock=machine.clock)
+    assert "different programs" in check.notes[0]
+    assert not compare_builds(a, a, options, clock=machine.clock).notes
+
+
 def test_the_time_is_kept() -> None:
     """What cannot be told ends with the time, and says how much more it would take."""
     machine = _Machine(noise=0.3)
@@ -281,6 +292,21 @@ def _baseline() -> SpeedBaseline:
         sizes=Sizes(n_prompt=40, n_gen=80),
         blocks=(block, block),
     )
+
+
+def test_four_neighbours_make_one_value() -> None:
+    """The least of each arm, never across a start; what is left over is left out."""
+
+    def pair(a: float, b: float, start: int) -> tuple[Repetition, Repetition]:
+        return tuple(  # type: ignore[return-value]
+            Repetition(seconds={"decode": s}, start=start, at_s=0.0) for s in (a, b)
+        )
+
+    pairs = [pair(a, b, 1) for a, b in ((3, 2), (9, 4), (4, 9), (5, 5), (0.1, 1))]
+    pairs += [pair(a, 1, 2) for a in (7, 8, 6, 9)]
+    assert value_ratios(pairs, "decode") == [3 / 2, 6.0]
+    assert value_ratios(pairs[:3], "decode") == []
+    assert value_ratios(pairs[:2], "decode", 1) == [3 / 2, 9 / 4]
 
 
 def test_recorded_times_survive_a_file() -> None:

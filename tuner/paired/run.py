@@ -131,13 +131,19 @@ class _Run:
             spent_s=spent_s,
             time_s=self.options.time_s,
             load=meter.read(),
-            notes=() if self.is_together else (_APART_NOTE,),
+            notes=self._notes(),
         )
 
     def _is_together(self) -> bool:
         if self.options.is_together is not None:
             return self.options.is_together
         return is_room_for_both(self.a, self.b)
+
+    def _notes(self) -> tuple[str, ...]:
+        programs = {arm.name.partition(" ")[0] for arm in (self.a, self.b)}
+        return (() if self.is_together else (_APART_NOTE,)) + (
+            (_UNLIKE_NOTE,) if len(programs) > 1 else ()
+        )
 
     def _left_s(self, begin_s: float) -> float:
         return self.options.time_s - (self.clock() - begin_s)
@@ -258,6 +264,10 @@ class _Run:
         )
 
 
+_UNLIKE_NOTE: Final = (
+    "A and B are run by different programs, which have costs of their own for every token: a"
+    " difference is of both, not of the builds alone"
+)
 _APART_NOTE: Final = (
     "both models are not in memory at once, so each was loaded anew for every pair;"
     " a longer --time helps more than elsewhere"
