@@ -9,6 +9,7 @@ that the test would not refuse.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,9 @@ def rank_sum_p(values: Sequence[float], others: Sequence[float]) -> float:
     total = int(doubled[:n].sum())
     if n + m > _EXACT_MAX:
         return _normal_tail(doubled / 2, n, total / 2)
-    return float(_rank_sum_chances(doubled, n)[total:].sum())
+    has_ties = len(set(doubled.tolist())) < n + m
+    chances = _rank_sum_chances(doubled, n) if has_ties else _plain_rank_sum_chances(n, m)
+    return float(chances[total:].sum())
 
 
 def separate_shift(values: Sequence[float], others: Sequence[float], alpha: float) -> Shift:
@@ -84,7 +87,7 @@ def separate_shift(values: Sequence[float], others: Sequence[float], alpha: floa
     if n + m > _EXACT_MAX:
         return _shift_of_many(differences, n * m / 2, (n * m * (n + m + 1) / 12) ** 0.5, alpha)
     least = n * (n + 1)
-    chances = _rank_sum_chances(2 * np.arange(1, n + m + 1), n)[least::2]
+    chances = _plain_rank_sum_chances(n, m)[least::2]
     return _shift(differences, np.cumsum(chances), alpha)
 
 
@@ -114,6 +117,11 @@ def _signed_rank_chances(doubled: npt.NDArray[np.int64]) -> Floats:
         added[rank:] = chances[: len(chances) - rank]
         chances = (chances + added) / 2
     return chances
+
+
+@functools.lru_cache(maxsize=8)
+def _plain_rank_sum_chances(n: int, m: int) -> Floats:
+    return _rank_sum_chances(2 * np.arange(1, n + m + 1), n)
 
 
 def _rank_sum_chances(doubled: npt.NDArray[np.int64], n: int) -> Floats:
