@@ -90,7 +90,7 @@ class Break:
                     best = (*path, d)
                     room = limit - 0.5 - relaxed - waste
                 heappush(heap, (waste + more, rest, now_used, total, (*path, d)))
-        return None if best is None else (limit, best), 2 * spent
+        return None if best is None else (limit, best), spent + len(seen) * (1 + len(counts) // 8)
 
     def merge(
         self, fronts: Sequence[tuple[int, Front]], relaxed: float, limit: float, *, effort: int

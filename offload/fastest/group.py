@@ -74,7 +74,7 @@ class Group:
         self.differences = differences
         self._paths = self._settle()
         self._rests = sorted(self._paths)
-        self.spent = 2 * len(self._rests) * max(1, len(differences))
+        self.spent = len(self._rests) * max(1, len(differences))
         # fewest ticks from this rest on, and whose they are
         slope = step.slope
         values = [(self._paths[rest][0] + slope * rest, rest) for rest in self._rests]

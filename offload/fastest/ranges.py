@@ -185,7 +185,7 @@ class _Lazy:
         for n_rounds in count():
             before, way = self._sweep()
             after = self._sweep_back()
-            self._effort.spend(sum(map(len, self._cards)) // 2)
+            self._effort.spend(sum(map(len, self._cards)))
             n_asked = len(self._asked)
             self.ask_way(way)
             new = self._near_and_new(before, after)

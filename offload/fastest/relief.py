@@ -172,7 +172,7 @@ class Reliever:
             if total > bound and level > 0:
                 fronts = self._fronts_of(group, counts, level)
                 merged = state.merge(fronts, relaxed, total, effort=_MERGE_STEPS[level])
-                self._effort.spend(merged.spent)
+                self._effort.spend(merged.spent // 4)
                 if merged.ticks < total:
                     total, path = merged.ticks, merged.path
                 bound = max(bound, merged.bound)

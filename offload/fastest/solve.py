@@ -20,7 +20,7 @@ from offload.fastest.referee import priced
 from offload.fastest.relief import LEVELS, Relief, Reliever
 from offload.fastest.tables import TICKS, Snap, Table, make_snap
 
-EFFORT: Final = 100_000
+EFFORT: Final = 150_000
 """Steps of search in all, a deterministic stand-in for seconds."""
 
 _TIE_STEPS: Final = 5_000
