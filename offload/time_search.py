@@ -34,7 +34,7 @@ from offload.strategy import (
     price_problem,
     user_bytes,
 )
-from offload.unit_times import TurnTimes, UnitTime, turn_times
+from offload.unit_times import UnitTime, turn_times
 
 SAME_SHARE: Final = 0.01
 """Turns that differ by less are not told apart: then the cards are filled evenly."""
@@ -45,7 +45,7 @@ _ROUNDS: Final = 4
 """Compute depends on the placement and the placement on compute: at most this many rounds."""
 
 _QUICK_EFFORT: Final = 10_000
-_QUICK_GAP: Final = 0.002
+_QUICK_GAP: Final = SAME_SHARE / 2
 """Steps of the solver at first; more only where its answer may be off by more than this."""
 
 _SLACK_BYTES: Final = 64 << 20
@@ -101,6 +101,7 @@ class Search:
             problem.model, problem.context, HOST_BACKEND, dict(problem.user_placed)
         )
         self._charged = user_bytes(problem)
+        self._units: dict[tuple[int, int, bool], tuple[Unit, ...]] = {}
         on_cards = LayerSplit(owners=(0,) * problem.n_units)
         bare = measure_memory(
             problem.model, problem.context, problem.backends, on_cards, problem.user_placed
@@ -202,7 +203,7 @@ class Search:
                 budget_bytes=room - used - user,
                 once_bytes=table.once_bytes,
                 once_s=self._times.once_s,
-                units=tuple(_units(table, self._host, self._times, d, movable=movable)),
+                units=self._units_of(table, self._times.cards[d], movable=movable),
             )
             for d, ((room, used, user), table) in enumerate(zip(rooms, self._tables, strict=True))
         ]
@@ -223,6 +224,15 @@ class Search:
             counts=_user_counts(problem),
             effort=effort,
         )
+
+    def _units_of(
+        self, table: LayerBytes, times: tuple[UnitTime, ...], *, movable: bool
+    ) -> tuple[Unit, ...]:
+        """A card's units; those of cards that are alike are the same object."""
+        key = (id(table), id(times), movable)
+        if key not in self._units:
+            self._units[key] = tuple(_units(table, self._host, times, movable=movable))
+        return self._units[key]
 
     def _priced(self, answer: Answer, *, movable: bool) -> Priced:
         problem = self.problem
@@ -247,11 +257,11 @@ def _all_away_s(unit: UnitTime) -> float:
 
 
 def _units(
-    table: LayerBytes, host: LayerBytes, times: TurnTimes, card: int, *, movable: bool
+    table: LayerBytes, host: LayerBytes, times: Sequence[UnitTime], *, movable: bool
 ) -> Iterator[Unit]:
     """A card's units as the solver wants them; items in the order of the table's."""
     for il, (fixed, units) in enumerate(zip(table.fixed_bytes, table.expert_units, strict=True)):
-        time = times.cards[card][il]
+        time = times[il]
         items = tuple(
             Item(
                 n_bytes=unit.n_bytes,

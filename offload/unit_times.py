@@ -85,10 +85,15 @@ def turn_times(clock: Clock, fixed: Mapping[str, int]) -> TurnTimes:
     kinds = [pieces.kind_of(unit) for unit in units]
     first = {kind: unit for unit, kind in zip(reversed(units), reversed(kinds), strict=True)}
     on_host = {kind: pieces.unit_on_host(unit) for kind, unit in first.items()}
+    # cards that are alike share one row, the very same object
+    rows: dict[object, tuple[UnitTime, ...]] = {}
     cards = []
     for card in range(len(clock.devices)):
-        on_card = {kind: pieces.unit_on(card, unit) for kind, unit in first.items()}
-        cards.append(tuple(on_card[kind] for kind in kinds))
+        alike: object = card if any(users) else pieces.rates_of(card)
+        if alike not in rows:
+            on_card = {kind: pieces.unit_on(card, unit) for kind, unit in first.items()}
+            rows[alike] = tuple(on_card[kind] for kind in kinds)
+        cards.append(rows[alike])
     return TurnTimes(
         constant_s=constant_s,
         once_s=pieces.hops_s(1.0, [1.0] * len(pieces.batches)),
@@ -162,6 +167,18 @@ class _Pieces:
                 add_batch_lump(prompt, key, self._place, batch)
             found = self._weights[key] = self._seconds(token, prompt)
         return found
+
+    def rates_of(self, card: int) -> tuple[object, ...]:
+        """Everything that decides how long units take on a card, where no rule names one."""
+        name = f".{self._place[card]}"
+        offloads = tuple(batch.offloader == card for batch in self.batches)
+        known = self._clock.coefficients.table.items()
+        mine = (
+            (feature.replace(name, ""), coefficient.value)
+            for feature, coefficient in known
+            if feature.split(".")[2:3] == [name[1:]]
+        )
+        return offloads, tuple(sorted(mine))
 
     def kind_of(self, unit: _Unit) -> tuple[object, ...]:
         """Everything that decides a unit's seconds."""
