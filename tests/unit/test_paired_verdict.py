@@ -9,11 +9,13 @@ import pytest
 
 from tuner.paired.verdict import (
     ALPHA,
+    LOOKS,
     N_LOOKS,
     Comparison,
     Verdict,
     compare_pairs,
     compare_separate,
+    looks_due,
     widest,
 )
 
@@ -30,10 +32,10 @@ def _ratios(n: int, true: float, noise: float, seed: int) -> list[float]:
 
 
 def _sequential(true: float, noise: float, seed: int, n: int = 80) -> Verdict:
-    """As a check does: a look after each fifth, until one decides."""
+    """As a check does: a look after each share of it, until one decides."""
     ratios = _ratios(n, true, noise, seed)
-    for k in range(1, N_LOOKS + 1):
-        comparison = compare_pairs(ratios[: n * k // N_LOOKS], tolerance=0.05)
+    for share in LOOKS:
+        comparison = compare_pairs(ratios[: int(n * share)], tolerance=0.05)
         if comparison.is_decided:
             return comparison.verdict
     return Verdict.CANNOT_TELL
@@ -122,6 +124,13 @@ def test_views_that_differ_decide_nothing() -> None:
     assert widest([slow, _comparison(1.10, 0.02)]).verdict is Verdict.SLOWER
     assert widest([equal, _comparison(0.99, 0.02)]).verdict is Verdict.SAME
     assert widest([slow, _comparison(0.88, 0.02)]).verdict is Verdict.CANNOT_TELL
+
+
+def test_looks_are_due_at_their_shares_of_the_time() -> None:
+    """None before the first, all at the end, and later than the end no more."""
+    assert [looks_due(s, 16.0) for s in (0.5, 1.0, 2.0, 5.0, 8.0, 15.9, 16.0, 99.0)] == [
+        0, 1, 2, 3, 4, 4, 5, 5,
+    ]  # fmt: skip
 
 
 def test_the_looks_share_the_false_alarms() -> None:
