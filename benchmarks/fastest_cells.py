@@ -5,9 +5,10 @@ each cell the plan is made as `offload plan` does, by data sheets; the even spre
 last-N, all experts on the host and each card alone are planned apart from it and priced by
 the same clock.
 
-    python -m benchmarks.fastest_cells [--shape NAME ...] [--judge N] [--fit PATH]
+    python -m benchmarks.fastest_cells [--shape NAME ...] [--machine NAME ...]
+        [--judge N] [--fit PATH] [--no-compare]
 
-`--judge N` has llama.cpp's dry run confirm every plan but for N - 1 of N, `--fit PATH` asks
+`--judge N` has llama.cpp's dry run confirm every N-th plan, `--fit PATH` asks
 that llama-fit-params what it would set on the same memory and prices its answer. Prints a row
 for each cell and the summary; exit 1 where a plan does not fit or is slower than a baseline.
 """
@@ -33,6 +34,7 @@ from offload.engine.library_build import library_build
 from offload.engine.verify import verify_plan
 from offload.errors import LlamaCppError, OffloadError
 from offload.forecast import make_forecast
+from offload.free_settings import best_settings
 from offload.machine import Host
 from offload.model import Model, make_model
 from offload.options import PlanOptions
@@ -93,8 +95,11 @@ class Cell:
     others: dict[str, float]
     plan_cpu_s: float
     over_bytes: int | None = None
-    fit: tuple[float, float, float] | None = None
-    """`--fit`'s seconds over ours: decode, prefill, turn; None where not asked or not fitting."""
+    fit: tuple[float, ...] | None = None
+    """`--fit`'s seconds over ours: decode, prefill, turn, and turn with the cards' order chosen.
+
+    None where it was not asked, or its answer does not fit.
+    """
 
     @property
     def worst(self) -> float:
@@ -165,7 +170,7 @@ def make_cell(
 
 def _fit_ratios(
     plan: Plan, cards: Sequence[Device], turn_s: float, speeds: Speeds, program: Path
-) -> tuple[float, float, float] | None:
+) -> tuple[float, ...] | None:
     model = plan.model
     asked = make_plan(model, cards, OPTIONS, host_free_bytes=HOST_BYTES)
     try:
@@ -181,11 +186,26 @@ def _fit_ratios(
         theirs.decode.seconds / ours.decode.seconds,
         theirs.prefill.seconds / ours.prefill.seconds,
         found.turn.seconds / turn_s,
+        found.turn.seconds / _turn_in_best_order(model, cards, speeds),
     )
+
+
+def _turn_in_best_order(model: Model, cards: Sequence[Device], speeds: Speeds) -> float:
+    plan = best_settings(
+        model,
+        cards,
+        OPTIONS,
+        speeds=speeds,
+        host_free_bytes=HOST_BYTES,
+        ubatches=(),
+        may_reorder=True,
+    )
+    return clock_of_plan(plan, speeds).seconds(plan.placement)
 
 
 def make_cells(
     shapes: Sequence[str],
+    machines: Sequence[str],
     folder: Path,
     *,
     judge_every: int = 0,
@@ -197,7 +217,7 @@ def make_cells(
     for shape in shapes:
         path = folder / f"{shape}.gguf"
         model = make_model(read_header(write_shape(shape, path)))
-        for machine in MACHINES:
+        for machine in machines:
             n += 1
             judge = bool(judge_every) and n % judge_every == 0
             yield make_cell(shape, model, machine, judge=judge, fit=fit, compare=compare)
@@ -208,6 +228,7 @@ def main() -> int:
     """Print the cells; exit 1 where one does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--machine", action="append", choices=MACHINES)
     parser.add_argument("--judge", type=int, default=0, metavar="N")
     parser.add_argument("--fit", type=Path, metavar="PATH")
     parser.add_argument("--no-compare", action="store_true", help="plan, and judge, no more")
@@ -216,6 +237,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         for cell in make_cells(
             args.shape or SHAPES,
+            args.machine or tuple(MACHINES),
             Path(name),
             judge_every=args.judge,
             fit=args.fit,
@@ -240,7 +262,7 @@ def _summary(cells: Sequence[Cell]) -> int:
             f", best {max(ratios):.3f}"
         )
         asked = [c.fit for c in some if c.fit is not None]
-        for k, what in enumerate(("decode", "prefill", "turn")):
+        for k, what in enumerate(("decode", "prefill", "turn", "turn, order chosen")):
             found = sorted(ratio[k] for ratio in asked)
             if found:
                 print(
