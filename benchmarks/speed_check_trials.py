@@ -4,6 +4,7 @@
     python -m benchmarks.speed_check_trials one same MODEL.gguf --out trials.jsonl
     python -m benchmarks.speed_check_trials one slower MODEL.gguf --out trials.jsonl
     python -m benchmarks.speed_check_trials summary trials.jsonl
+    python -m benchmarks.speed_check_trials replay trials.jsonl
     python -m benchmarks.speed_check_trials builds FOLDER_A FOLDER_B MODEL.gguf
 
 Each `one` is a whole check with the default budget, by itself, so that trials can be spread
@@ -21,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -45,6 +47,7 @@ from tuner.paired import (
 from tuner.paired.arm import Loaded
 from tuner.paired.result import value_ratios
 from tuner.paired.run import compare_builds_with_pairs
+from tuner.paired.verdict import LOOKS, TOLERANCES, compare_pairs
 from tuner.synth import write_random
 
 _SHARE: Final = 0.10
@@ -62,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--time", type=float, default=SpeedOptions().time_s)
     summary = commands.add_parser("summary")
     summary.add_argument("trials", type=Path, nargs="+")
+    replay = commands.add_parser("replay")
+    replay.add_argument("trials", type=Path, nargs="+")
+    replay.add_argument("--n", type=int, default=1000)
     builds = commands.add_parser("builds")
     builds.add_argument("a", help="a folder of programs, or llama-cpp-python")
     builds.add_argument("b")
@@ -72,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_random(asked.path, arch="qwen3moe", n_layer=12, n_expert=32, quant="Q8_0")
     elif asked.command == "one":
         _append(asked.out, make_trial(asked.kind, asked.model, asked.time))
+    elif asked.command == "replay":
+        print(render_replay([row for path in asked.trials for row in _rows(path)], asked.n))
     elif asked.command == "builds":
         a, b = (choose_arm(x, _launch(asked.model), n_threads=1) for x in (asked.a, asked.b))
         print("\n".join(describe_check(compare_builds(a, b, SpeedOptions(time_s=asked.time)))))
@@ -218,6 +226,33 @@ def render_summary(rows: Sequence[dict[str, Any]]) -> str:
         those = [row for row in rows if row["trial"] == kind]
         lines += ["", _spent(kind, those)]
     return "\n".join(lines)
+
+
+def render_replay(rows: Sequence[dict[str, Any]], n: int) -> str:
+    """The rule alone, on the noise that was seen: which build was which is drawn anew.
+
+    The values of each check of the same build, in their order, each turned over by a coin: as
+    chance could have had it. And the same with A made slower by a tenth.
+    """
+    series = [row["ratios"]["decode"] for row in rows if row["trial"] == "same"]
+    coin = random.Random(6)
+    lines = []
+    for slower in (1.0, 1.1):
+        said = []
+        for i in range(n):
+            values = [slower * v ** coin.choice((-1, 1)) for v in series[i % len(series)]]
+            said.append(_judged_by_looks(values))
+        counts = ", ".join(f"{said.count(v)} {v}" for v in Verdict)
+        lines.append(f"decode {slower - 1:.0%} slower, {n} replays of {len(series)}: {counts}")
+    return "\n".join(lines)
+
+
+def _judged_by_looks(values: Sequence[float]) -> Verdict:
+    for share in LOOKS:
+        found = compare_pairs(values[: int(share * len(values))], tolerance=TOLERANCES["decode"])
+        if found.is_decided:
+            return found.verdict
+    return Verdict.CANNOT_TELL
 
 
 def _line(kind: str, test: str, rows: Sequence[dict[str, Any]], i: int) -> str:
