@@ -18,7 +18,7 @@ from offload.context import ContextOptions
 from offload.memory import Breakdown, LayerBytes, layer_bytes
 from offload.model import Model
 from offload.options import Strategy
-from offload.placement import Placement, price, price_compute
+from offload.placement import Placement, price
 from offload.solve import CardTable, Solution, relieve, solve_spread
 from offload.split import HOST, LayerSplit, split_by_counts, split_layers
 
@@ -195,13 +195,13 @@ def _iterate(
     experts_to_host: bool,
     pins_one: bool = False,
 ) -> Priced:
-    """Solve for the compute bytes of the last placement until nothing changes.
+    """Solve for the compute bytes of the last placement, at first none, until nothing changes.
 
     The best placement seen is kept: one that fits, with the fewest expert bytes
     on the host. After a round that does not fit, compute is only ever raised.
     """
     moved = _all_experts(problem) if movable or experts_to_host else {}
-    compute = _first_compute(problem, n_host_layers, moved, pins_one)
+    compute = (0,) * len(problem.backends)
     tables = card_tables(problem, movable=movable, drop_experts=experts_to_host)
     best: Priced | None = None
     for _ in range(_ROUNDS):
@@ -255,24 +255,6 @@ def make_placement(
         placed={**moved, **problem.user_placed},
         has_rules=bool(moved) or problem.has_user_rules,
     )
-
-
-def _first_compute(
-    problem: Problem, n_host_layers: int, placed: Mapping[str, int], pins_one: bool
-) -> tuple[int, ...]:
-    """Compute of layers shared by memory, to have a first number to subtract."""
-    n_active = problem.n_units - n_host_layers
-    shares = problem.tensor_split or tuple(max(room, 1) for room in problem.room_bytes)
-    split = split_layers(problem.model.n_layer, n_active, shares)
-    solution = Solution(counts=split.counts(len(problem.backends)), reliefs=())
-    placement = make_placement(problem, solution, placed, pins_one)
-    return price_compute(
-        problem.model,
-        problem.context,
-        problem.backends,
-        placement,
-        op_offload=problem.op_offload,
-    ).devices
 
 
 def _solve_cards(

@@ -6,9 +6,10 @@ One file per command; only the typed one is imported. Nobody imports this room.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from importlib import import_module
-from typing import Final
+from typing import Final, NoReturn
 
 COMMANDS: Final = (
     "plan",
@@ -22,6 +23,10 @@ COMMANDS: Final = (
     "bench",
     "compare",
 )
+
+
+_HOLDS_NOTHING: Final = ("plan", "inspect", "emit", "lint", "compare")
+"""Commands that leave no file, thread or process behind for the interpreter to close."""
 
 
 def main() -> None:
@@ -38,3 +43,18 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("offload: interrupted\n")
         sys.exit(130)
+    except SystemExit as end:
+        if typed and typed[0] in _HOLDS_NOTHING and isinstance(end.code, int):
+            _leave(end.code)
+        raise
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End at once: taking a plan apart object by object took another 3 % of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except OSError:  # nobody reads any more
+                exit_code = exit_code or 2
+    os._exit(exit_code)
