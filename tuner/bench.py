@@ -147,7 +147,7 @@ def run_sweep(
             endpoints=tuple(dict.fromkeys(d.endpoint for d in devices if d.endpoint)),
             n_threads=n_threads,
         )
-        site = _Site(bench=bench, runner=runner, n_cards=len(devices) if virtual else 0)
+        site = Site(bench=bench, runner=runner, n_cards=len(devices) if virtual else 0)
         stack.callback(site.close)
         keeper = _Keeper(log=log, tell=tell)
         sweep = keeper.resumed()
@@ -167,7 +167,7 @@ def run_sweep(
     return sweep
 
 
-def _begin(site: _Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float]) -> None:
+def _begin(site: Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float]) -> None:
     """Find out how fast the machine is, and so how long tests must be."""
     before_s = clock()
     speeds = _probe(site, clock)
@@ -188,7 +188,7 @@ def _begin(site: _Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float
     sweep.spent_s = 0.0
 
 
-def _probe(site: _Site, clock: Callable[[], float]) -> Speeds:
+def _probe(site: Site, clock: Callable[[], float]) -> Speeds:
     """One short run, to be forgotten."""
     bench = site.bench
     cell = Cell(
@@ -216,7 +216,7 @@ def _probe(site: _Site, clock: Callable[[], float]) -> Speeds:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Site:
+class Site:
     """Where cells run: the runner and, where cards are virtual, the cards."""
 
     bench: Bench
@@ -297,7 +297,7 @@ class _Keeper:
 class _Worker:
     """Makes steps until the time is over."""
 
-    site: _Site
+    site: Site
     keeper: _Keeper
     sweep: Sweep
     subject: Subject
