@@ -22,6 +22,7 @@ COMMANDS: Final = (
     "serve",
     "bench",
     "compare",
+    "check",
 )
 
 
