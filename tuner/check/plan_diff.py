@@ -64,9 +64,7 @@ def _layer_findings(was: PlanFacts, now: PlanFacts) -> list[Finding]:
         found.append(Finding(code="layers-moved", text=text, device=after.get(OUTPUT)))
     if len(before) != len(after):
         text = f"the model had {len(before) - 1} layers and has {len(after) - 1}"
-        found.append(
-            Finding(code="layer-count", text=text)- 1, now=len(after) - 1)
-        )
+        found.append(Finding(code="layer-count", text=text))
     return found
 
 
