@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_context_is_read_where_the_layer_is_owned() -> None:
     assert amounts["decode.context.CUDA1"] == 512 * 2 * 2 * (N_EMBD // 4) * 2
 
 
-def prefill(placement: Placement, *names: str, n_prompt: int, **more: bool) -> Mapping[str, float]:
+def prefill(placement: Placement, *names: str, n_prompt: int, **more: Any) -> Mapping[str, float]:
     """Amounts of one prompt."""
     return prefill_work(
         moe_model(), placement, cards(*names), context=CONTEXT, n_prompt=n_prompt, **more
