@@ -16,7 +16,7 @@ from tuner.check.outcome import Finding
 from tuner.check.tolerance import Tolerance
 
 KINDS: Final = ("model", "context", "compute", "total")
-_OTHERWISE_TOLD: Final = ("model_path", "rules", "layer_bytes")
+_OTHERWISE_TOLD: Final = ("model_path", "rules", "layer_bytes", "latent_kv_bytes")
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 
 
