@@ -1,0 +1,157 @@
+"""`offload check` with the real llama.cpp, and the documented CI examples as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from offload.engine.binaries import find_binary
+from offload.source import read_header
+from tests.missing import missing
+from tuner.check.baseline import baseline_text, read_baseline, write_baseline
+from tuner.synth import write_shape
+
+pytestmark = pytest.mark.usefixtures("llama_cpp_python")
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's folder with its model and what was recorded of it, and `offload` on a path."""
+    folder = tmp_path_factory.mktemp("check")
+    for name in ("offload.toml", "check.sh"):
+        shutil.copy(EXAMPLES / name, folder)
+    (folder / "models").mkdir()
+    write_shape("mistral-small-4-119b", folder / "models" / "119b.gguf")
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "offload"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m offload "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    done = shell("offload check --update", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def shell(
+    script: str, folder: Path, *args: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run as a CI service does: in bash, stopping at the first failure."""
+    environment = os.environ | variables | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(EXAMPLES.parents[1])
+    return subprocess.run(
+        ["bash", "-e", "-c", script, "bash", *map(str, args)],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def plant(folder: Path, factor: float) -> str:
+    """Record that the second card needed less than it does; the text that stood there."""
+    path = folder / "offload.baseline" / "mistral-small-4.json"
+    before = path.read_text(encoding="utf-8")
+    baseline = read_baseline(path, str(folder / "models" / "119b.gguf"))
+    assert baseline.memory is not None
+    devices = dict(baseline.memory.devices)
+    memory = devices["CUDA1"]
+    devices["CUDA1"] = replace(memory, model_bytes=int(memory.model_bytes / factor))
+    changed = replace(baseline, memory=replace(baseline.memory, devices=devices))
+    write_baseline(path, baseline_text(changed, "test"))
+    return before
+
+
+def test_as_recorded(recorded: Path) -> None:
+    """The same build needs the same bytes; JSON says who was asked."""
+    done = shell("offload check -o json", recorded)
+    said = json.loads(done.stdout)
+    assert done.returncode == 0 == said["exit_code"] and done.stderr == ""
+    assert {one["check"]: one["verdict"] for one in said["checks"]} == {
+        "model": "ok", "plan": "ok", "memory": "ok", "prediction": "ok",
+    }  # fmt: skip
+    assert isinstance(said["llama_build"], int)
+
+
+def test_three_percent_more(recorded: Path) -> None:
+    """3 % more than recorded on one card, by llama.cpp's own word: exit code 1, card named."""
+    before = plant(recorded, 1.03)
+    try:
+        done = shell("offload check --only memory -o json", recorded)
+    finally:
+        (recorded / "offload.baseline" / "mistral-small-4.json").write_text(before)
+    memory = next(one for one in json.loads(done.stdout)["checks"] if one["check"] == "memory")
+    assert done.returncode == 1 and memory["verdict"] == "changed"
+    assert {finding["device"] for finding in memory["findings"]} == {"CUDA1"}
+
+
+def test_another_build(recorded: Path) -> None:
+    """A llama-server given is the one that is asked."""
+    server = find_binary("llama-server")
+    if server is None:
+        missing("llama-server is not on PATH")
+    done = shell('offload check --only memory --llama-server "$1" -o json', recorded, server)
+    said = json.loads(done.stdout)
+    assert done.returncode == 0 and said["llama_build"] is not None
+
+
+def test_a_build_that_is_not_there(recorded: Path) -> None:
+    """One line and exit code 2."""
+    done = shell("offload check --llama-server nowhere/llama-server", recorded)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_the_workflow(recorded: Path, tmp_path: Path, changed: bool) -> None:
+    """Its steps, but for the installing, run as they stand and end as what they found."""
+    folder = tmp_path / "repo"
+    shutil.copytree(recorded, folder, ignore=shutil.ignore_patterns("models"))
+    (folder / "models").mkdir()
+    whole = recorded / "models" / "119b.gguf"
+    with open(whole, "rb") as file:  # what a repository can hold
+        header = file.read(read_header(whole).data_offset_bytes)
+    (folder / "models" / "119b.gguf").write_bytes(header)
+    if changed:
+        with open(folder / "offload.toml", encoding="utf-8") as file:
+            text = file.read().replace("ctx-size = 8192", "ctx-size = 32768")
+        (folder / "offload.toml").write_text(text, encoding="utf-8")
+    workflow = yaml.safe_load((EXAMPLES / "offload-check.yml").read_text(encoding="utf-8"))
+    steps = workflow["jobs"]["check"]["steps"]
+    scripts = [s["run"] for s in steps if "run" in s and s["name"] != "Install"]
+    assert [script.split()[0] for script in scripts] == ["truncate", "offload"]
+    summary = folder / "summary.md"
+    codes = [shell(s, folder, GITHUB_STEP_SUMMARY=str(summary)).returncode for s in scripts]
+    assert codes == [0, int(changed)]
+    assert summary.read_text(encoding="utf-8").startswith("## offload check\n\n| model | check |")
+    suites = ElementTree.parse(folder / "offload-junit.xml").getroot()
+    assert suites.get("failures") == str(int(changed)) and suites.get("tests") == "4"
+
+
+def test_the_shell_script(recorded: Path) -> None:
+    """It runs from anywhere, with a build or without, and its exit code is the check's."""
+    script = f'"{recorded}/check.sh"'
+    assert shell(script, recorded).returncode == 0
+    assert shell(f"{script} nowhere", recorded).returncode == 2
+    before = plant(recorded, 1.03)
+    try:
+        assert shell(script, recorded).returncode == 1
+    finally:
+        (recorded / "offload.baseline" / "mistral-small-4.json").write_text(before)
+
+
+def test_updates_at_once(recorded: Path) -> None:
+    """Four updates at once leave one whole file and nothing beside it."""
+    done = shell(
+        "for i in 1 2 3 4; do offload check --update & pids+=($!); done;"
+        ' for pid in "${pids[@]}"; do wait "$pid"; done; offload check',
+        recorded,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [path.name for path in (recorded / "offload.baseline").iterdir()]
+    assert names == ["mistral-small-4.json"]
