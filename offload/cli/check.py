@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from offload.plan import Plan
     from tuner.check.config import CheckConfig, ModelEntry
     from tuner.check.outcome import Report
+    from tuner.check.run import Checker
+    from tuner.check.speed import SpeedSettings
 
 
 class CheckOutput(StrEnum):
@@ -40,10 +43,18 @@ def check(
     update: Annotated[bool, typer.Option("--update", help="Record how everything is now.")] = False,
     only: Annotated[
         str | None,
-        typer.Option("--only", metavar="CHECK,…", help="plan, memory, prediction [all]."),
+        typer.Option(
+            "--only", metavar="CHECK,…", help="plan, memory, prediction, speed [all but speed]."
+        ),
     ] = None,
     llama_server: Annotated[
         str | None, typer.Option("--llama-server", metavar="PATH", help="The build to ask.")
+    ] = None,
+    builds: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--builds", metavar="OLD NEW", help="Two llama-servers beside each other instead."
+        ),
     ] = None,
     junit: Annotated[
         str | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML there too.")
@@ -55,28 +66,86 @@ def check(
     """Lay today's plans, llama.cpp's memory and predictions beside what was recorded."""
     from tuner.check.config import parse_checks, read_config
     from tuner.check.junit import report_to_junit
-    from tuner.check.run import Checker
 
     asked = read_config(config)
     checks = asked.checks if only is None else parse_checks(only.split(","), "--only")
-    server = llama_server or _server(asked)
     entries = _chosen(asked, models)
-    flags_of = {entry.name: _flags(asked, entry, server) for entry in entries}
-
-    def plan_today(entry: ModelEntry) -> tuple[Plan, Forecast | None]:
-        return _plan_today(asked, entry, *flags_of[entry.name])
-
-    checker = Checker(
-        config=asked,
-        checks=checks,
-        plan_today=plan_today,
-        judge=_judge(server) if "memory" in checks else None,
-    )
-    report = checker.update(entries) if update else checker.check(entries)
+    if builds is not None:
+        if update or llama_server is not None:
+            raise UsageError("--builds names both builds and records nothing; leave the others out")
+        report = _compare_builds(asked, checks, entries, *builds)
+    else:
+        checker = _checker(asked, checks, entries, llama_server or _server(asked))
+        report = checker.update(entries) if update else checker.check(entries)
+    _print(report, output)
     if junit is not None:
         Path(junit).write_text(report_to_junit(report), encoding="utf-8")
-    _print(report, output)
     return report.exit_code
+
+
+def _checker(
+    config: CheckConfig,
+    checks: tuple[str, ...],
+    entries: tuple[ModelEntry, ...],
+    server: str | None,
+) -> Checker:
+    from tuner.check.run import Checker
+
+    return Checker(
+        config=config,
+        checks=checks,
+        plan_today=_planner(config, entries, server),
+        judge=_judge(server) if "memory" in checks else None,
+        server=server,
+        speed=_speed(config) if "speed" in checks else None,
+    )
+
+
+def _compare_builds(
+    config: CheckConfig,
+    checks: tuple[str, ...],
+    entries: tuple[ModelEntry, ...],
+    old: str,
+    new: str,
+) -> Report:
+    """Memory, and speed where it is named, of today's plans for the newer build."""
+    from tuner.check.builds import Builds
+
+    if not {"memory", "speed"} & set(checks):
+        raise UsageError("--builds compares memory and speed; name one of them with --only")
+    return Builds(
+        config=config,
+        plan_today=_planner(config, entries, new),
+        old=old,
+        new=new,
+        judges=(_judge(old), _judge(new)) if "memory" in checks else None,
+        speed=_speed(config) if "speed" in checks else None,
+    ).compare(entries)
+
+
+def _speed(config: CheckConfig) -> SpeedSettings:
+    from tuner.check.speed import SpeedSettings
+    from tuner.paired import SpeedOptions
+
+    usual = SpeedOptions()
+    options = SpeedOptions(
+        time_s=config.speed_time_s or usual.time_s,
+        decode_tolerance=config.decode or usual.decode_tolerance,
+        prefill_tolerance=config.prefill or usual.prefill_tolerance,
+    )
+    return SpeedSettings(options=options, n_threads=config.n_threads)
+
+
+def _planner(
+    config: CheckConfig, entries: tuple[ModelEntry, ...], server: str | None
+) -> Callable[[ModelEntry], tuple[Plan, Forecast | None]]:
+    """Plans as the file says; what is wrong with any of its tables is told before the first."""
+    flags_of = {entry.name: _flags(config, entry, server) for entry in entries}
+
+    def plan_today(entry: ModelEntry) -> tuple[Plan, Forecast | None]:
+        return _plan_today(config, entry, *flags_of[entry.name])
+
+    return plan_today
 
 
 def _print(report: Report, output: CheckOutput) -> None:

@@ -130,6 +130,8 @@ def _known(keys: Mapping[str, _Key]) -> str:
 
 
 def _value(value: Any, key: _Key, what: str, word: str) -> Any:
+    if isinstance(value, str) and "\0" in value:
+        raise UsageError(f"{what}: no file, card or rule can be called so")
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if key.kind == "int" and is_int:
         return value

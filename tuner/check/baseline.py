@@ -28,6 +28,7 @@ from tuner.check.facts import (
     memory_of_json,
     memory_to_json,
 )
+from tuner.paired import SpeedBaseline
 
 SCHEMA_VERSION: Final = 1
 _KIND: Final = "offload check baseline"
@@ -42,7 +43,7 @@ _RATES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Recorded facts; `memory` and `prediction` are None where they were not asked for.
+    """Recorded facts; `memory`, `prediction` and `speed` are None where not asked for.
 
     `header` is what the model's header was, `request` what was asked for as JSON.
     """
@@ -52,6 +53,7 @@ class Baseline:
     request: Mapping[str, Any]
     memory: MemoryFacts | None
     prediction: Mapping[str, Any] | None
+    speed: SpeedBaseline | None = None
 
     def asked(self, model_path: str) -> Request:
         """The recorded request, for the model at `model_path`."""
@@ -77,6 +79,7 @@ def baseline_text(baseline: Baseline, version: str) -> str:
         "plan": facts_to_json(baseline.facts),
         "memory": None if memory is None else _memory_to_json(memory),
         "prediction": None if baseline.prediction is None else dict(baseline.prediction),
+        "speed": None if baseline.speed is None else baseline.speed.to_json(),
     }
     return _compact({**body, "digest": _digest(body)}) + "\n"
 
@@ -153,13 +156,14 @@ def _check_schema(path: Path, version: object) -> None:
 def _parse(data: Mapping[str, Any], model_path: str) -> Baseline:
     usual = {item.name: item.default for item in fields(Launch) if item.default is not MISSING}
     launch = Launch.from_json({**usual, **data["launch"], "model_path": model_path})
-    memory, prediction = data["memory"], data["prediction"]
+    memory, prediction, speed = data["memory"], data["prediction"], data.get("speed")
     baseline = Baseline(
         header=dict(data["model"]),
         facts=facts_of_json(data["plan"], launch),
         request=dict(data["request"]),
         memory=None if memory is None else _memory_of_json(memory),
         prediction=prediction,
+        speed=None if speed is None else SpeedBaseline.from_json(speed, "its speed"),
     )
     baseline.asked(model_path)  # must be readable
     if prediction is not None and not all(float(prediction[key]) > 0 for key in _RATES):

@@ -17,10 +17,15 @@ from typing import Any, Final, TypeVar
 from offload.errors import UsageError
 from tuner.check.tolerance import Tolerance, parse_tolerance
 
-CHECKS: Final = ("plan", "memory", "prediction")
+CHECKS: Final = ("plan", "memory", "prediction", "speed")
+USUAL_CHECKS: Final = CHECKS[:-1]
+"""Timing needs the machine and the weights, so it is made when it is named."""
+
+SPEED_SECONDS: Final = (1, 24 * 3600)
 RATES: Final = ("decode-t-s", "prefill-t-s")
 DEFAULT_CONFIG: Final = "offload.toml"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_THREADS_MAX: Final = 4096
 _CONFIG_MAX_BYTES: Final = 1 << 20
 _T = TypeVar("_T")
 
@@ -47,8 +52,12 @@ class CheckConfig:
     checks: tuple[str, ...]
     baseline: str
     llama_server: str | None
+    speed_time_s: float | None
+    n_threads: int | None
     memory: Tolerance
     plan_memory: Tolerance
+    decode: float | None
+    prefill: float | None
 
     def locate(self, path: str) -> Path:
         """A path of the file, seen from its folder."""
@@ -66,7 +75,8 @@ class _Table:
 
     def take(self, key: str, kind: type[_T], example: str) -> _T | None:
         value = self._left.pop(key, None)
-        if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
+        is_kind = isinstance(value, kind) and not isinstance(value, bool)
+        if value is None or (is_kind and not (isinstance(value, str) and "\0" in value)):
             return value
         raise UsageError(f"{self.where}: {key} = {value!r}: write it like {key} = {example}")
 
@@ -118,19 +128,23 @@ def parse_config(text: str, path: str = DEFAULT_CONFIG) -> CheckConfig:
         checks=parse_checks(check.take("run", list, '["plan"]'), f"{path}: [check]: run"),
         baseline=check.take("baseline", str, '"offload.baseline"') or "offload.baseline",
         llama_server=check.take("llama-server", str, '"path/to/llama-server"'),
+        speed_time_s=_within(check, "speed-time-s", *SPEED_SECONDS),
+        n_threads=_threads(check),
         memory=_tolerance(tolerances, "memory"),
         plan_memory=_tolerance(tolerances, "plan-memory"),
+        decode=_share(tolerances, "decode"),
+        prefill=_share(tolerances, "prefill"),
     )
-    check.finish(("run", "baseline", "llama-server"))
-    tolerances.finish(("memory", "plan-memory"))
+    check.finish(("run", "baseline", "llama-server", "speed-time-s", "threads"))
+    tolerances.finish(("memory", "plan-memory", "decode", "prefill"))
     _check_names(config)
     return config
 
 
 def parse_checks(names: Sequence[object] | None, what: str) -> tuple[str, ...]:
-    """Names of checks in their own order; all of them for None."""
+    """Names of checks in their own order; the usual ones for None."""
     if names is None:
-        return CHECKS
+        return USUAL_CHECKS
     for name in names:
         if name not in CHECKS:
             raise UsageError(f"{what}: no check {name!r}; any of {', '.join(CHECKS)}")
@@ -141,6 +155,30 @@ def parse_checks(names: Sequence[object] | None, what: str) -> tuple[str, ...]:
 
 def _tolerance(table: _Table, key: str) -> Tolerance:
     return parse_tolerance(table.take(key, str, '"1%"') or "1%", f"{table.where}: {key}")
+
+
+def _within(table: _Table, key: str, low: float, high: float) -> float | None:
+    value = table.take_number(key)
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{table.where}: {key} = {value:g}: from {low:g} to {high:g}")
+    return value
+
+
+def _threads(table: _Table) -> int | None:
+    value = table.take("threads", int, "8")
+    if value is not None and not 0 < value <= _THREADS_MAX:
+        raise UsageError(f"{table.where}: threads = {value}: from 1 to {_THREADS_MAX}")
+    return value
+
+
+def _share(table: _Table, key: str) -> float | None:
+    text = table.take(key, str, '"5%"')
+    if text is None:
+        return None
+    share = parse_tolerance(text, f"{table.where}: {key}").share
+    if not text.endswith("%") or share == 0:
+        raise UsageError(f'{table.where}: {key} = {text!r}: a share above 0, as "5%"')
+    return share
 
 
 def _model(data: object, i: int, path: str) -> ModelEntry:

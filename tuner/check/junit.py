@@ -27,7 +27,7 @@ def _counts(outcomes: Iterable[Outcome]) -> dict[str, str]:
         "tests": str(len(verdicts)),
         "failures": str(verdicts.count(Verdict.CHANGED)),
         "errors": str(verdicts.count(Verdict.ERROR)),
-        "skipped": str(verdicts.count(Verdict.SKIPPED)),
+        "skipped": str(verdicts.count(Verdict.SKIPPED) + verdicts.count(Verdict.UNSURE)),
     }
 
 
@@ -37,7 +37,7 @@ def _case(suite: ElementTree.Element, one: Outcome) -> None:
     )
     texts = [printable(finding.text) for finding in one.findings]
     notes = [printable(note) for note in one.notes]
-    if one.verdict is Verdict.SKIPPED:
+    if one.verdict in (Verdict.SKIPPED, Verdict.UNSURE):
         ElementTree.SubElement(case, "skipped", {"message": "; ".join(notes)})
     elif texts:
         tag = "error" if one.verdict is Verdict.ERROR else "failure"

@@ -13,10 +13,11 @@ class Verdict(StrEnum):
     OK = "ok"
     CHANGED = "changed"
     SKIPPED = "skipped"
+    UNSURE = "cannot tell"
     ERROR = "error"
 
 
-EXIT_CODES: Final = {Verdict.OK: 0, Verdict.SKIPPED: 0, Verdict.CHANGED: 1, Verdict.ERROR: 2}
+EXIT_CODES: Final = {Verdict.CHANGED: 1, Verdict.ERROR: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,13 @@ class Report:
     @property
     def exit_code(self) -> int:
         """2 where a check could not be made, else 1 where something changed, else 0."""
-        return max((EXIT_CODES[one.verdict] for one in self.outcomes), default=0)
+        return max((EXIT_CODES.get(one.verdict, 0) for one in self.outcomes), default=0)
+
+
+def failed(model: str, check: str, error: Exception) -> Outcome:
+    """A check that could not be made."""
+    finding = Finding(code="error", text=str(error))
+    return Outcome(model=model, check=check, verdict=Verdict.ERROR, findings=(finding,))
 
 
 def judged(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offload import __version__
+from offload.emit import make_launch
 from offload.engine.verify import Judge
 from offload.errors import OffloadError, UsageError
 from offload.forecast import Forecast
@@ -22,22 +23,26 @@ from tuner.check.config import CheckConfig, ModelEntry
 from tuner.check.facts import facts_of_plan, facts_of_verification
 from tuner.check.header import header_facts, header_findings
 from tuner.check.memory_diff import memory_findings
-from tuner.check.outcome import Finding, Outcome, Report, Verdict, judged
+from tuner.check.outcome import Outcome, Report, Verdict, failed, judged
 from tuner.check.plan_diff import plan_findings
 from tuner.check.prediction_check import prediction_findings
+from tuner.check.speed import SpeedSettings, check_recorded, record_speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checker:
     """Which checks are made, and with what.
 
-    `plan_today` plans an entry as its options say; `judge` is None where memory is not asked.
+    `plan_today` plans an entry as its options say; `judge` and `speed` are None where
+    llama.cpp is not asked for memory and nothing is timed; `server` is the build to time.
     """
 
     config: CheckConfig
     checks: tuple[str, ...]
     plan_today: Callable[[ModelEntry], tuple[Plan, Forecast | None]]
     judge: Judge | None
+    server: str | None = None
+    speed: SpeedSettings | None = None
 
     def path_of(self, entry: ModelEntry) -> Path:
         """Where the entry's baseline is."""
@@ -65,7 +70,7 @@ class Checker:
             header = read_header(model_path)
             model = make_model(header)
         except OffloadError as error:
-            return [_error(entry, "baseline", error)]
+            return [failed(entry.name, "baseline", error)]
         same = judged(
             entry.name, "model", header_findings(baseline.header, header_facts(header, model))
         )
@@ -73,13 +78,15 @@ class Checker:
         try:
             plan, forecast = self.plan_today(entry)
         except OffloadError as error:
-            return [*outcomes, _error(entry, "plan", error)]
+            return [*outcomes, failed(entry.name, "plan", error)]
         if "plan" in self.checks:
             outcomes.append(self._check_plan(entry, baseline, plan))
         if self.judge is not None:
             outcomes.append(self._check_memory(entry, baseline, model, same, self.judge))
         if "prediction" in self.checks:
             outcomes.append(_check_prediction(entry, baseline, forecast))
+        if self.speed is not None:
+            outcomes.append(self._check_speed(entry, baseline, same, self.speed))
         return outcomes
 
     def _check_plan(self, entry: ModelEntry, baseline: Baseline, plan: Plan) -> Outcome:
@@ -106,8 +113,21 @@ class Checker:
             )
             findings, notes = memory_findings(baseline.memory, judge(recorded), self.config.memory)
         except OffloadError as error:
-            return _error(entry, "memory", error)
+            return failed(entry.name, "memory", error)
         return judged(entry.name, "memory", findings, notes)
+
+    def _check_speed(
+        self, entry: ModelEntry, baseline: Baseline, same: Outcome, speed: SpeedSettings
+    ) -> Outcome:
+        if baseline.speed is None:
+            return _skipped(entry, "speed", "nothing is recorded; --update with speed does")
+        if same.verdict is not Verdict.OK:
+            return _skipped(entry, "speed", "the model is another; --update records it")
+        launch = baseline.facts.launch
+        try:
+            return check_recorded(entry.name, launch, self.server, baseline.speed, speed)
+        except OffloadError as error:
+            return failed(entry.name, "speed", error)
 
     def _update(self, entry: ModelEntry) -> Outcome:
         path = self.path_of(entry)
@@ -126,10 +146,13 @@ class Checker:
                 request=request_to_json(request_of_plan(plan)),
                 memory=None if self.judge is None else facts_of_verification(self.judge(plan)),
                 prediction=None if prediction is None else _rounded(prediction),
+                speed=None
+                if self.speed is None
+                else record_speed(make_launch(plan), self.server, self.speed),
             )
             state = write_baseline(path, baseline_text(baseline, __version__))
         except OffloadError as error:
-            return _error(entry, "update", error)
+            return failed(entry.name, "update", error)
         note = f"{path}: {state}"
         return Outcome(model=entry.name, check="update", verdict=Verdict.OK, notes=(note,))
 
@@ -160,8 +183,3 @@ def _machine_notes(baseline: Baseline, plan: Plan) -> tuple[str, ...]:
 
 def _skipped(entry: ModelEntry, check: str, why: str) -> Outcome:
     return Outcome(model=entry.name, check=check, verdict=Verdict.SKIPPED, notes=(why,))
-
-
-def _error(entry: ModelEntry, check: str, error: OffloadError) -> Outcome:
-    finding = Finding(code="error", text=str(error))
-    return Outcome(model=entry.name, check=check, verdict=Verdict.ERROR, findings=(finding,))

@@ -13,6 +13,7 @@ _MARKS: Final = {
     Verdict.OK: "✅ ok",
     Verdict.CHANGED: "❌ changed",
     Verdict.SKIPPED: "⏭️ skipped",
+    Verdict.UNSURE: "❔ cannot tell",
     Verdict.ERROR: "⚠️ error",
 }
 _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in "\\`*_|<>[]#~"})
