@@ -18,7 +18,7 @@ from offload.engine.binaries import find_binary
 from offload.source import read_header
 from tests.missing import missing
 from tuner.check.baseline import baseline_text, read_baseline, write_baseline
-from tuner.synth import write_shape
+from tuner.synth import write_random, write_shape
 
 pytestmark = pytest.mark.usefixtures("llama_cpp_python")
 
@@ -155,3 +155,63 @@ def test_updates_at_once(recorded: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     names = [path.name for path in (recorded / "offload.baseline").iterdir()]
     assert names == ["mistral-small-4.json"]
+
+
+SMALL = """
+[machine]
+gpus = 0
+host-ram = "8GiB"
+[options]
+ctx-size = 512
+parallel = 1
+[check]
+speed-time-s = 2
+threads = 1
+[[model]]
+path = "small.gguf"
+"""
+
+
+@pytest.fixture
+def small(recorded: Path, tmp_path: Path) -> Path:
+    """A folder with a model that runs."""
+    write_random(tmp_path / "small.gguf", arch="qwen3moe", n_layer=3, n_expert=8, quant="Q8_0")
+    (tmp_path / "offload.toml").write_text(SMALL, encoding="utf-8")
+    shutil.copytree(recorded / "bin", tmp_path / "bin")
+    return tmp_path
+
+
+def test_a_build_beside_itself(small: Path) -> None:
+    """The same program as old and new needs the same memory, and both are really timed."""
+    server = find_binary("llama-server")
+    if server is None:
+        missing("llama-server is not on PATH")
+    script = 'offload check --builds "$1" "$1" --only memory,speed -o json'
+    done = shell(script, small, server)
+    said = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert said["memory"]["verdict"] == "ok" and said["memory"]["findings"] == []
+    assert said["speed"]["verdict"] != "error"
+    assert any("pairs of" in note for note in said["speed"]["notes"])
+    done = shell('offload check --update --builds "$1" "$1"', small, server)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_recorded_times_that_were_better(small: Path) -> None:
+    """Recorded times of which each was a third: found to be slower, with today's beside them."""
+    assert shell("offload check --update --only plan,speed", small).returncode == 0
+    path = small / "offload.baseline" / "small.json"
+    baseline = read_baseline(path, str(small / "small.gguf"))
+    assert baseline.speed is not None
+    blocks = tuple(
+        replace(block, seconds={test: s / 3 for test, s in block.seconds.items()})
+        for block in baseline.speed.blocks
+    )
+    better = replace(baseline, speed=replace(baseline.speed, blocks=blocks))
+    write_baseline(path, baseline_text(better, "test"))
+    # others' load may spoil a run of two seconds
+    script = "sed -i 's/speed-time-s = 2/speed-time-s = 12/' offload.toml; offload check"
+    done = shell(f"{script} --only plan,speed -o json", small)
+    checks = json.loads(done.stdout)["checks"]
+    speed = next(one for one in checks if one["check"] == "speed")
+    assert done.returncode == 1 and speed["verdict"] == "changed"
+    assert {one["code"] for one in speed["findings"]} >= {"decode-slower"}

@@ -56,5 +56,4 @@ class Builds:
             findings, notes = memory_findings(was, new(plan), self.config.memory)
         except OffloadError as error:
             return failed(entry.name, "memory", error)
-        notes = tuple(note.removesuffix("; --update records it") for note in notes)
         return judged(entry.name, "memory", findings, notes)

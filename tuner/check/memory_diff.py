@@ -25,7 +25,7 @@ def memory_findings(
     if said.wrong_owners or said.wrong_tensors:
         text = (
             f"llama.cpp places {len(said.wrong_owners)} layers and {len(said.wrong_tensors)}"
-            " tensors otherwise than recorded; offload verify shows which"
+            " tensors otherwise than planned; offload verify shows which"
         )
         found.append(Finding(code="placed-otherwise", text=text))
     for device, memory in now.devices.items():
@@ -45,7 +45,7 @@ def memory_findings(
             if one is not None:
                 found.append(one)
     less = [one for one in found if one.code == "memory-less"]
-    notes = tuple(f"{one.text}; --update records it" for one in less)
+    notes = tuple(one.text for one in less)
     return tuple(one for one in found if one not in less), (*notes, *_builds(was, now))
 
 
@@ -53,4 +53,4 @@ def _builds(was: MemoryFacts, now: MemoryFacts) -> tuple[str, ...]:
     if (was.source, was.build) == (now.source, now.build):
         return ()
     before, after = (f"b{b}" if b else "a build that does not say" for b in (was.build, now.build))
-    return (f"asked {after} ({now.source}); recorded by {before} ({was.source})",)
+    return (f"llama.cpp: {after} ({now.source}) now, {before} ({was.source}) before",)
