@@ -38,9 +38,9 @@ def main() -> None:
     try:
         for command in typed if typed and typed[0] in COMMANDS else COMMANDS:
             import_module(f"offload.cli.{command}")
-        from offload.cli.app import app
+        from offload.cli.app import run
 
-        app()
+        run()
     except KeyboardInterrupt:
         sys.stderr.write("offload: interrupted\n")
         sys.exit(130)

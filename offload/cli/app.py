@@ -31,6 +31,32 @@ def offload() -> None:
     """Plan which weights of a mixture-of-experts model go to which card, for llama.cpp."""
 
 
+def run() -> NoReturn:
+    """Answer what was typed and end; what cannot be understood is one line on stderr."""
+    try:
+        # the parser's own report takes four lines, of which the last says what is wrong
+        code = app(prog_name="offload", standalone_mode=False)
+    except Exception as error:
+        # its class has another home in every typer; what it must be able to do has not
+        if not hasattr(error, "format_message"):
+            raise
+        _complain_of_usage(error)
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain_of_usage(error: Any) -> None:
+    from offload.cli import COMMANDS
+
+    context, message = getattr(error, "ctx", None), error.format_message()
+    if context is not None and message == context.get_help():
+        sys.stderr.write(f"{message}\n")  # nothing at all was typed
+        return
+    typed = [word for word in sys.argv[1:2] if word in COMMANDS]
+    path = " ".join(("offload", *typed)) if context is None else context.command_path
+    notify(f"{' '.join(message.split()).rstrip('.')}; see {path} --help")
+
+
 def command(*, pass_on: bool = False) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Make a function a command: flags from its signature, exit code from its result.
 

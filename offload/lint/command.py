@@ -104,6 +104,7 @@ def parse_command(
     """The command in these words; `known_flags` are those of the build it is for, if known.
 
     An argv (`is_argv`) is taken word by word; else a single word may be a whole command.
+    Raises UsageError where there is nothing of llama.cpp in it.
     """
     words = _up_to_shell(tuple(words) if is_argv else split_words(words))
     first, last = _program_at(words)
@@ -115,6 +116,13 @@ def parse_command(
         "ik_llama" in word or "sweep-bench" in word for word in program
     )
     findings = [f for f in reader.findings if not (is_ik and f.code in _FINE_FOR_IK)]
+    if program and not any(map(_is_program, program)):
+        if not is_argv and not any(setting.name for setting in settings):
+            raise UsageError(
+                f"{_short(program[-1])!r} is no program of llama.cpp and has none of its flags;"
+                " offload lint -- llama-server …"
+            )
+        findings.append(_unknown_program(program[-1]))
     if reader.has_bare_fit and not is_ik:
         findings.append(error("missing-value", "--fit needs a value", "--fit on"))
     if reader.ik_flags:
@@ -142,17 +150,29 @@ def _stem(word: str) -> str:
 
 def _program_at(words: tuple[str, ...]) -> tuple[int, int]:
     """First and last+1 index of the program's words; equal where the command has no program."""
-    for i, word in enumerate(words):
-        if word.startswith("-") and i == 0:
-            break
-        if _PROGRAM.match(_stem(word)) and not _ASSIGNMENT.fullmatch(word):
-            is_pair = _stem(word) == "llama" and words[i + 1 : i + 2] != ()
-            return i, i + 1 + (is_pair and words[i + 1] in _SUBCOMMANDS)
+    if not words[0].startswith("-") and (named := _programs_in(words)):
+        # a word behind a flag may be its value: sudo -u llama-user llama-server
+        i = next((i for i in named if not words[i - 1].startswith("-")), named[0])
+        is_pair = _stem(words[i]) == "llama" and words[i + 1 : i + 2] != ()
+        return i, i + 1 + (is_pair and words[i + 1] in _SUBCOMMANDS)
     n_assignments = 0
     while n_assignments < len(words) and _ASSIGNMENT.fullmatch(words[n_assignments]):
         n_assignments += 1
     is_flag = words[n_assignments : n_assignments + 1] and words[n_assignments].startswith("-")
     return n_assignments, min(n_assignments + (0 if is_flag else 1), len(words))
+
+
+def _is_program(word: str) -> bool:
+    return bool(_PROGRAM.match(_stem(word))) and not _ASSIGNMENT.fullmatch(word)
+
+
+def _programs_in(words: tuple[str, ...]) -> list[int]:
+    """Where names of llama.cpp's programs stand, but not as a value: --alias llama-3."""
+    return [
+        i
+        for i, word in enumerate(words)
+        if _is_program(word) and not (i and COMMON.get(words[i - 1], ("", 0))[1])
+    ]
 
 
 def _kind(program: tuple[str, ...]) -> Program:
@@ -313,6 +333,14 @@ class _Reader:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _unknown_program(word: str) -> Finding:
+    return note(
+        "unknown-program",
+        f"{_short(word)} is not the name of a program of llama.cpp; what follows is read as"
+        " llama-server's flags",
+    )
 
 
 def _ik_flags(spellings: Sequence[str]) -> Finding:

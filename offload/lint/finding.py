@@ -17,8 +17,8 @@ class Severity(StrEnum):
 
 CODES: Final = frozenset(
     # the words of the command
-    "unknown-flag ik-flag removed-flag flag-equals-value missing-value bad-value repeated-flag"
-    " flash-attn-without-value no-model model-not-read unknown-device bench-variants"
+    "unknown-program unknown-flag ik-flag removed-flag flag-equals-value missing-value bad-value"
+    " repeated-flag flash-attn-without-value no-model model-not-read unknown-device bench-variants"
     # rules
     " comma-or-equals-in-rule bad-regex slow-regex class-as-number glob-or-space-in-rule"
     " unknown-buffer too-many-rules rule-matches-nothing rule-matches-too-much rule-shadowed"

@@ -101,6 +101,8 @@ def test_wrong_usage_exits_2(tmp_path: Path) -> None:
         ("lint", "--gpus", "2", "--vram", "much", "--", "llama-server"),
         ("lint", "--margin", "x", *CARDS, "--", "llama-server"),
         ("lint", "--", "llama-server -m 'x"),
+        ("lint", "--", "foo"),
+        ("lint", "--", "ls", "-la"),
     ):
         done = offload(*args)
         assert done.returncode == 2, args

@@ -204,3 +204,26 @@ def test_the_tables_are_sound() -> None:
     assert not set(REMOVED) & set(COMMON)
     assert all(n in (0, 1, 2) for _, n in (*COMMON.values(), *BENCH.values(), *IK.values()))
     assert is_negative("-nkvo") and is_negative("--no-mmap") and not is_negative("--no-host")
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ("./wrap.sh -m m.gguf --alias llama-3 -ngl 99", "./wrap.sh"),
+        ("sudo -u llama-user llama-server -m m.gguf", "llama-server"),
+        ("docker run --name llama-1 llama.cpp:server -m m.gguf", "llama.cpp:server"),
+        ("docker run --rm llama.cpp:server -m m.gguf", "llama.cpp:server"),
+    ],
+)
+def test_a_value_is_no_program(words: str, program: str) -> None:
+    """What only looks like a program of llama.cpp, as the value of a flag, is not taken for it."""
+    command = parse_command([words])
+    assert command.program == (program,)
+    assert [s.values for s in command.settings if s.name == "-m"] == [("m.gguf",)]
+
+
+def test_a_command_of_something_else_is_no_question() -> None:
+    """A program with none of llama.cpp's flags: nothing to lint."""
+    for words in ("foo", "ls -la", "vllm serve m --tensor-parallel-size 2"):
+        with pytest.raises(UsageError, match="no program of"):
+            parse_command(words.split())
