@@ -26,6 +26,8 @@ from offload.errors import LlamaCppError, UsageError
 _CHUNK_BYTES: Final = 1 << 16
 _REAP_TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 1.0
+_GONE_ATTEMPTS: Final = 5
+_GONE_PAUSE_S: Final = 0.1
 
 
 def nameless_log() -> IO[bytes]:
@@ -115,13 +117,25 @@ class Conversation:
             exit_code = 0
         lines = self.log_lines()
         ended = Finished(argv=("llama.cpp",), exit_code=exit_code, stdout=b"", log=lines)
-        gone = [
-            f"{endpoint} ({card})" if card else endpoint
-            for endpoint, card in self._endpoints.items()
-            if not answers(endpoint)
-        ]
+        gone = self._gone()
         where = f", and nothing answers at {', '.join(gone)} any more" if gone else ""
         return self._explained(failure(ended, f"llama.cpp ({self.what}{where})"))
+
+    def _gone(self) -> list[str]:
+        """RPC servers where nothing answers; one that was killed may still do so for a moment."""
+        for attempt in range(_GONE_ATTEMPTS):
+            if attempt:
+                time.sleep(_GONE_PAUSE_S)
+            gone = [
+                f"{endpoint} ({card})" if card else endpoint
+                for endpoint, card in self._endpoints.items()
+                if not answers(endpoint)
+            ]
+            if gone or not self._endpoints:
+                break
+        else:
+            return []
+        return gone
 
     def _refusal(self, message: Mapping[str, Any]) -> LlamaCppError | UsageError:
         if message["is_usage"]:
