@@ -123,19 +123,16 @@ class Conversation:
 
     def _gone(self) -> list[str]:
         """RPC servers where nothing answers; one that was killed may still do so for a moment."""
-        for attempt in range(_GONE_ATTEMPTS):
-            if attempt:
-                time.sleep(_GONE_PAUSE_S)
+        for attempt in range(_GONE_ATTEMPTS if self._endpoints else 0):
+            time.sleep(_GONE_PAUSE_S if attempt else 0.0)
             gone = [
                 f"{endpoint} ({card})" if card else endpoint
                 for endpoint, card in self._endpoints.items()
                 if not answers(endpoint)
             ]
-            if gone or not self._endpoints:
-                break
-        else:
-            return []
-        return gone
+            if gone:
+                return gone
+        return []
 
     def _refusal(self, message: Mapping[str, Any]) -> LlamaCppError | UsageError:
         if message["is_usage"]:
