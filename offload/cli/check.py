@@ -56,6 +56,10 @@ def check(
             "--builds", metavar="OLD NEW", help="Two llama-servers beside each other instead."
         ),
     ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option("--history", metavar="FILE", help="Add what was measured to this file."),
+    ] = None,
     junit: Annotated[
         str | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML there too.")
     ] = None,
@@ -78,6 +82,10 @@ def check(
         checker = _checker(asked, checks, entries, llama_server or _server(asked))
         report = checker.update(entries) if update else checker.check(entries)
     _print(report, output)
+    if history is not None:
+        from tuner.check.history import keep_history
+
+        keep_history(report, history)
     if junit is not None:
         Path(junit).write_text(report_to_junit(report), encoding="utf-8")
     return report.exit_code

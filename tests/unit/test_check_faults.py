@@ -24,8 +24,10 @@ from offload.units import GIB
 from offload.verification import DeviceCheck, Verification
 from tuner.check.baseline import Baseline, baseline_text, read_baseline, write_baseline
 from tuner.check.config import CHECKS, ModelEntry, parse_config
+from tuner.check.history import keep_history
 from tuner.check.outcome import Outcome, Report, Verdict
 from tuner.check.run import Checker
+from tuner.history import read_history
 from tuner.synth import write_shape
 
 CARDS = devices_from_flags(2, (22 * GIB,), (), rpc=(), found=())
@@ -195,6 +197,21 @@ def test_three_percent_more_in_the_build(bench: Bench) -> None:
     bench.judge = Agreeing(more={"CUDA0": 0.97})
     report = bench.run()
     assert report.exit_code == 0 and "CUDA0" in only(report, "memory").notes[0]
+
+
+def test_history(bench: Bench) -> None:
+    """One line per model and run with what llama.cpp needs, the build and the verdicts."""
+    path = bench.folder / "h.jsonl"
+    plan = bench.plan_today(ModelEntry(name="m", path="m.gguf"))[0]
+    memory = (*plan.memory.devices, plan.memory.host)
+    for _ in range(2):
+        keep_history(bench.run(), str(path))
+    first, second = read_history(path)
+    assert first.values == {"memory_bytes": sum(one.total_bytes for one in memory)}
+    assert first.name == second.name == "m" and first.verdicts["plan"] == "ok"
+    bench.path.unlink()
+    keep_history(bench.run(), str(path))
+    assert len(read_history(path)) == 2, "nothing was measured"
 
 
 def test_memory_is_asked_about_the_recorded_plan(bench: Bench) -> None:

@@ -47,7 +47,7 @@ def test_json() -> None:
     """The keys that docs/check.md names."""
     data = report_to_json(REPORT)
     assert set(data) == {"schema_version", "llama_build", "exit_code", "checks"}
-    assert set(data["checks"][1]) == {"model", "check", "verdict", "findings", "notes"}
+    assert set(data["checks"][1]) == {"model", "check", "verdict", "findings", "notes", "values"}
     assert set(data["checks"][1]["findings"][0]) == {"code", "text", "device", "was", "now"}
 
 

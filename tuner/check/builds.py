@@ -12,7 +12,7 @@ from offload.forecast import Forecast
 from offload.plan import Plan
 from tuner.check.config import CheckConfig, ModelEntry
 from tuner.check.facts import facts_of_verification
-from tuner.check.memory_diff import memory_findings
+from tuner.check.memory_diff import measured_bytes, memory_findings
 from tuner.check.outcome import Outcome, Report, failed, judged
 from tuner.check.speed import SpeedSettings, check_builds
 
@@ -53,7 +53,8 @@ class Builds:
     def _memory(self, entry: ModelEntry, plan: Plan, old: Judge, new: Judge) -> Outcome:
         try:
             was = facts_of_verification(old(plan))
-            findings, notes = memory_findings(was, new(plan), self.config.memory)
+            said = new(plan)
+            findings, notes = memory_findings(was, said, self.config.memory)
         except OffloadError as error:
             return failed(entry.name, "memory", error)
-        return judged(entry.name, "memory", findings, notes)
+        return judged(entry.name, "memory", findings, notes, measured_bytes(said))

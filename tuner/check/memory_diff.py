@@ -15,6 +15,12 @@ _ROUNDED_BYTES: Final = 2 * MIB
 """What whole MiB, printed of several parts, can be off."""
 
 
+def measured_bytes(said: Verification) -> dict[str, float]:
+    """What all devices and the host need together, for the history."""
+    checks = (*said.devices, said.host)
+    return {"memory_bytes": sum(check.actual.total_bytes for check in checks)}
+
+
 def memory_findings(
     was: MemoryFacts, said: Verification, tolerance: Tolerance
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -36,13 +37,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One check of one model; `notes` tell what does not decide."""
+    """One check of one model; `notes` tell what does not decide, `values` what was measured."""
 
     model: str
     check: str
     verdict: Verdict
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,19 @@ def failed(model: str, check: str, error: Exception) -> Outcome:
 
 
 def judged(
-    model: str, check: str, findings: tuple[Finding, ...], notes: tuple[str, ...] = ()
+    model: str,
+    check: str,
+    findings: tuple[Finding, ...],
+    notes: tuple[str, ...] = (),
+    values: Mapping[str, float] | None = None,
 ) -> Outcome:
     """Changed where there are findings, else ok."""
     verdict = Verdict.CHANGED if findings else Verdict.OK
-    return Outcome(model=model, check=check, verdict=verdict, findings=findings, notes=notes)
+    return Outcome(
+        model=model,
+        check=check,
+        verdict=verdict,
+        findings=findings,
+        notes=notes,
+        values=values or {},
+    )

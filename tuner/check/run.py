@@ -22,7 +22,7 @@ from tuner.check.baseline import Baseline, baseline_text, read_baseline, write_b
 from tuner.check.config import CheckConfig, ModelEntry
 from tuner.check.facts import facts_of_plan, facts_of_verification
 from tuner.check.header import header_facts, header_findings
-from tuner.check.memory_diff import memory_findings
+from tuner.check.memory_diff import measured_bytes, memory_findings
 from tuner.check.outcome import Outcome, Report, Verdict, failed, judged
 from tuner.check.plan_diff import plan_findings
 from tuner.check.prediction_check import prediction_findings
@@ -111,10 +111,11 @@ class Checker:
                 host_free_bytes=request.host_free_bytes,
                 with_advice=False,
             )
-            findings, notes = memory_findings(baseline.memory, judge(recorded), self.config.memory)
+            said = judge(recorded)
+            findings, notes = memory_findings(baseline.memory, said, self.config.memory)
         except OffloadError as error:
             return failed(entry.name, "memory", error)
-        return judged(entry.name, "memory", findings, notes)
+        return judged(entry.name, "memory", findings, notes, measured_bytes(said))
 
     def _check_speed(
         self, entry: ModelEntry, baseline: Baseline, same: Outcome, speed: SpeedSettings

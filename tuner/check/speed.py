@@ -71,4 +71,7 @@ def _outcome(model: str, check: SpeedCheck) -> Outcome:
     elif check.verdict is SpeedVerdict.CANNOT_TELL:
         verdict = Verdict.UNSURE
     notes = tuple(line.strip() for line in describe_check(check))
-    return Outcome(model=model, check="speed", verdict=verdict, findings=slower, notes=notes)
+    values = {f"{result.test}_t_s": 1 / result.seconds_a for result in check.results}
+    return Outcome(
+        model=model, check="speed", verdict=verdict, findings=slower, notes=notes, values=values
+    )

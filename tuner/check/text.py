@@ -32,6 +32,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
                 "verdict": str(one.verdict),
                 "findings": [asdict(finding) for finding in one.findings],
                 "notes": list(one.notes),
+                "values": dict(one.values),
             }
             for one in report.outcomes
         ],
