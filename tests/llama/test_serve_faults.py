@@ -113,8 +113,9 @@ def rpc_of(cards: list[Card]) -> str:
 
 
 def flags(rpc: str, vram: str = "400MiB") -> list[str]:
-    """Two cards of `vram` with a small margin."""
-    return ["--rpc", rpc, "--vram", vram, "--margin", "1MiB", "-c", "1024", "-ub", "64"]
+    """Two cards of `vram` with a small margin, both used although one would be faster."""
+    sizes = ["--rpc", rpc, "--vram", vram, "--margin", "1MiB", "-c", "1024", "-ub", "64"]
+    return [*sizes, "--strategy", "even"]
 
 
 # ---- out of memory
@@ -152,7 +153,7 @@ def test_a_cache_that_does_not_fit_gets_another_plan(model: Path, tmp_path: Path
     with virtual_cards(2) as cards:
         limit_growth(cards[1].pid, 40 * MIB)
         rpc = ",".join(card.endpoint for card in cards)
-        args = ["--rpc", rpc, "--vram", "200MiB", "--margin", "1MiB", "-c", "16384", "-ub", "64"]
+        args = [*flags(rpc, "200MiB"), "-c", "16384"]
         with serving(tmp_path, str(model), *args) as run:
             run.wait_ready()
             assert run.end() == 0
@@ -417,7 +418,7 @@ def test_a_death_is_not_laid_to_memory_because_of_an_old_failure(
     with virtual_cards(2) as cards:
         limit_growth(cards[1].pid, 64 * MIB)
         rpc = ",".join(card.endpoint for card in cards)
-        args = ["--rpc", rpc, "--vram", "400MiB", "--margin", "1MiB", "-c", "4096", "-ub", "1024"]
+        args = [*flags(rpc), "-c", "4096", "-ub", "1024"]
         with serving(tmp_path, str(model), *args) as run:
             run.wait_ready()
             if "retrying without pipeline parallelism" not in run.log_text():
