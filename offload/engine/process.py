@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from offload.engine.guard import EXIT_REFUSED
 from offload.engine.log import last_words, telling_line
@@ -24,6 +26,9 @@ from offload.errors import LlamaCppError, UsageError
 
 _PACKAGE_ROOT: Final = str(Path(__file__).parents[2])
 _STOP_TIMEOUT_S: Final = 5.0
+_CHUNK_BYTES: Final = 64 << 10
+_OUTPUT_MAX_BYTES: Final = 256 << 20
+"""A reply names every tensor of a model, and a verbose log too; programs that never end do more."""
 _UNCHANGED: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -63,6 +68,7 @@ def started(
     `argv` is a program, or with `python` a module of ours with its arguments; a
     module gets `--lifeline FD` appended and watches it itself.
     """
+    _open_standard_streams()
     lifeline_read, lifeline_write = os.pipe()
     # -P: a file in the user's folder must not stand in for a module of ours
     if python:
@@ -90,6 +96,15 @@ def started(
     finally:
         os.close(lifeline_write)
         _end(process, by_itself=not python)
+
+
+def _open_standard_streams() -> None:
+    """Whoever starts us without them (`<&-`) would have our pipes take their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
 
 
 def run_program(
@@ -172,7 +187,8 @@ def _run(
         environment=environment,
     ) as process:
         try:
-            stdout, stderr = process.communicate(request, timeout=timeout_s)
+            stdout, stderr = _communicate(process, request, timeout_s)
+            process.wait(timeout_s)
         except subprocess.TimeoutExpired as expired:
             lines = (expired.stderr or b"").decode(errors="replace").splitlines()
             raise LlamaCppError(
@@ -180,12 +196,70 @@ def _run(
                 argv=argv,
                 last_lines=last_words(lines),
             ) from None
+        except OverflowError:
+            raise LlamaCppError(
+                f"{' '.join(argv[:2])} says more than {_OUTPUT_MAX_BYTES >> 20} MiB, which no"
+                " program of llama.cpp does",
+                argv=argv,
+            ) from None
     return Finished(
         argv=tuple(argv),
         exit_code=process.returncode,
         stdout=stdout,
         log=tuple(stderr.decode(errors="replace").splitlines()),
     )
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], request: bytes | None, timeout_s: float
+) -> tuple[bytes, bytes]:
+    """What `Popen.communicate` does, but OverflowError where there is no end of output."""
+    assert process.stdout is not None and process.stderr is not None
+    deadline_s = time.monotonic() + timeout_s
+    heard: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for stream in heard:
+            selector.register(stream, selectors.EVENT_READ)
+        left = memoryview(request or b"")
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            ready = selector.select(max(deadline_s - time.monotonic(), 0.0))
+            if not ready and time.monotonic() >= deadline_s:
+                output, errors = (bytes(text) for text in heard.values())
+                raise subprocess.TimeoutExpired(process.args, timeout_s, output, errors)
+            for key, _ in ready:
+                stream = cast("IO[bytes]", key.fileobj)
+                if stream in heard:
+                    is_over = _hear(stream, heard[stream])
+                else:
+                    left = _tell(stream, left)
+                    is_over = not left
+                if is_over:
+                    selector.unregister(stream)
+                    stream.close()
+    output, errors = (bytes(text) for text in heard.values())
+    return output, errors
+
+
+def _hear(stream: IO[bytes], heard: bytearray) -> bool:
+    """Take in what there is; whether that was the last."""
+    chunk = os.read(stream.fileno(), _CHUNK_BYTES)
+    heard += chunk
+    if len(heard) > _OUTPUT_MAX_BYTES:
+        raise OverflowError
+    return not chunk
+
+
+def _tell(stream: IO[bytes], left: memoryview) -> memoryview:
+    """Hand over what goes in; what is left then."""
+    try:
+        return left[os.write(stream.fileno(), left[:_CHUNK_BYTES]) :]
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:
+        return left[:0]  # it does not want to know; its end says why
 
 
 def _end(process: subprocess.Popen[bytes], *, by_itself: bool) -> None:

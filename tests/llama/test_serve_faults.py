@@ -533,7 +533,7 @@ def test_a_server_without_a_sign_of_life_is_given_up_on(
     """It sleeps instead of loading: ended, tried once more, and the end is told."""
     asleep = script(
         tmp_path / "asleep",
-        f'if [ "$1" = --help ]; then exec "{llama_server}" --help; fi\nexec sleep 999',
+        f'case "$1" in --help|--version) exec "{llama_server}" "$1";; esac\nexec sleep 999',
     )
     plan = make_plan(make_model(read_header(model)), (), PlanOptions(n_ctx=512))
     told: list[str] = []

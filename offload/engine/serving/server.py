@@ -27,6 +27,7 @@ from offload.engine.serving.stopping import Flag
 
 _POLL_S: Final = 0.1
 _KILL_TIMEOUT_S: Final = 10.0
+_FIND_EVERY_S: Final = 2.0
 _UNCHANGED: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -67,6 +68,7 @@ class Server:
         self._environment = environment
         self._stack = contextlib.ExitStack()
         self._program: psutil.Process | None = None
+        self._found_s = 0.0
         self._exit_code: int | None = None
 
     def __enter__(self) -> Server:
@@ -164,20 +166,29 @@ class Server:
                     break
                 time.sleep(_POLL_S / 4)
         if self.exit_code is None:
-            with contextlib.suppress(psutil.Error):
-                if (program := self._find_program()) is not None:
+            for program in self._below():
+                with contextlib.suppress(psutil.Error):
                     program.kill()
             with contextlib.suppress(Exception):
                 self._guard.wait(_KILL_TIMEOUT_S)
         return self.exit_code
 
+    def _below(self) -> list[Any]:
+        """All processes below the guard: llama-server, or a script and what it has started."""
+        with contextlib.suppress(psutil.Error):
+            return list(psutil.Process(self._guard.pid).children(recursive=True))
+        return []
+
     def _find_program(self) -> psutil.Process | None:
+        """Of these the one that holds the most memory, looked for again every now and then."""
         if self.exit_code is not None:
             return None
+        now_s = time.monotonic()
         with contextlib.suppress(psutil.Error):
-            if self._program is None or not self._program.is_running():
-                children = psutil.Process(self._guard.pid).children()
-                self._program = children[0] if children else None
+            is_known = self._program is not None and self._program.is_running()
+            if not is_known or now_s - self._found_s > _FIND_EVERY_S:
+                self._program = max(self._below(), key=_resident_bytes, default=None)
+                self._found_s = now_s
         return self._program
 
     def _look(self, watch: LoadWatch, now_s: float) -> LoadProgress:
@@ -189,6 +200,12 @@ class Server:
             memory = memory_of(int(program.pid))
             read_bytes = _read_bytes(program) + (memory.file_bytes if memory else 0)
         return watch.see(now_s, done_bytes=read_bytes, n_lines=self._log.n_lines, cpu_s=cpu_s)
+
+
+def _resident_bytes(program: Any) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(program.memory_info().rss)
+    return 0
 
 
 def memory_of(pid: int) -> ProcessMemory | None:
