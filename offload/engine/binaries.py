@@ -151,7 +151,8 @@ def _help(program: str, _changed_ns: int) -> Help:
     found = parse_help("\n".join((ended.stdout.decode(errors="replace"), *ended.log)))
     if not set(found.hints) & {"-m", "--model", "-H", "--host"}:
         raise LlamaCppError(
-            f"{program} --help does not list llama.cpp's flags",
+            f"{program} --help does not list llama.cpp's flags; give a program of llama.cpp, or the"
+            " folder of its build",
             argv=ended.argv,
             exit_code=ended.exit_code,
             last_lines=ended.log[-12:],

@@ -44,6 +44,12 @@ def test_the_users_verbosity_is_kept(flag: str) -> None:
     [
         ("-ngl", "belongs to the plan"),
         ("--override-tensor", "belongs to the plan"),
+        ("--ctx_size", "belongs to the plan"),
+        ("--gpu_layers=9", "belongs to the plan"),
+        ("--n-cpu-ffn", "belongs to the plan"),
+        ("--gpt-oss-20b-default", "belongs to the plan"),
+        ("--log_disable", "hides what is watched"),
+        ("--list-devices", "makes llama-server end"),
         ("--model=x", "belongs to the plan"),
         ("--port", "offload serve's own"),
         ("--log-disable", "hides"),

@@ -70,6 +70,7 @@ def serve(
     written, flags that do not go together.
     """
     check_extra(options.extra)
+    make_address(options.host, options.port, options.extra, os.environ)
     with contextlib.ExitStack() as stack:
         # held to the end: nobody else may have it while a server is started again
         port = stack.enter_context(held_port(options.host, options.port))

@@ -24,14 +24,15 @@ from offload.errors import LlamaCppError, UsageError
 PROGRAM: Final = "llama-server"
 _ASK_TIMEOUT_S: Final = 20.0
 _PLACING: Final = frozenset(
-    "-m --model -mu --model-url -hf --hf-repo -hff --hf-file -dr --docker-repo --models-dir"
-    " --models-preset -ngl --gpu-layers --n-gpu-layers -ts --tensor-split -ot --override-tensor"
-    " -cmoe --cpu-moe -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -dev --device --rpc -c"
-    " --ctx-size -b --batch-size -ub --ubatch-size -np --parallel -kvu --kv-unified -no-kvu"
-    " --no-kv-unified -ctk --cache-type-k -ctv --cache-type-v -fa --flash-attn -fit --fit -fitt"
-    " --fit-target -fitc --fit-ctx --load-mode -lm --mmap --no-mmap --mlock --direct-io -dio"
-    " --no-direct-io -ndio --swa-full -kvo --kv-offload -nkvo --no-kv-offload --op-offload"
-    " --no-op-offload --no-host".split()
+    "-m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -dr --docker-repo"
+    " --models-dir --models-preset -ngl --gpu-layers --n-gpu-layers -ts --tensor-split -ot"
+    " --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -sm --split-mode"
+    " -mg --main-gpu -dev --device --rpc -c --ctx-size -b --batch-size -ub --ubatch-size -np"
+    " --parallel -kvu --kv-unified -no-kvu --kv-unified-per-slot --no-kv-unified -ctk"
+    " --cache-type-k -ctv --cache-type-v -fa --flash-attn -fit --fit -fitt --fit-target -fitc"
+    " --fit-ctx --load-mode -lm --mmap --no-mmap --mlock --direct-io -dio --no-direct-io -ndio"
+    " --swa-full -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload"
+    " --no-host".split()
 )
 """What the plan has decided: llama.cpp takes the last of two, and the plan would not hold."""
 _PLACING_OUTSIDE: Final = re.compile(
@@ -40,11 +41,16 @@ _PLACING_OUTSIDE: Final = re.compile(
     r"|REPACK|MMPROJ|SPEC|LORA)|LLAMA_ARG_NO_HOST$"
 )
 """The same from the environment, where the command does not say otherwise."""
+_OTHER_MODEL: Final = re.compile(r"--(embd|fim|gpt-oss|vision)-.+-(default|spec)")
+"""Flags that name a model to download, and settings for it."""
 _LISTENING: Final = frozenset(("--host", "--port"))
+_SERVING_NOTHING: Final = frozenset(
+    "-h --help --usage --version --list-devices -cl --cache-list --completion-bash".split()
+)
 _HIDING: Final = frozenset(("--log-disable",))
 _UNPLANNED: Final = frozenset(
-    "-md --model-draft --spec-draft-model -hfd --hf-repo-draft -mm --mmproj -mmu --mmproj-url"
-    " --lora --lora-scaled --control-vector --control-vector-scaled".split()
+    "-md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf -mm --mmproj"
+    " -mmu --mmproj-url --lora --lora-scaled --control-vector --control-vector-scaled".split()
 )
 _VERBOSITY: Final = frozenset(("-v", "--verbose", "--log-verbose", "-lv", "--verbosity",
                                "--log-verbosity"))  # fmt: skip
@@ -92,21 +98,28 @@ def make_command(
     check_extra(extra)
     argv = emit_server_args(launch, str(program.path), build=program.build)
     argv += ("--host", address.host, "--port", str(address.port))
-    if not _VERBOSITY & set(extra):
+    if not _VERBOSITY & set(map(_spelling, extra)):
         argv += program.verbosity
     return (*argv, *extra)
 
 
 def check_extra(extra: Sequence[str]) -> None:
     """Refuse flags after `--` that would undo the plan or hide what we watch."""
-    for text in extra:
-        flag = text.partition("=")[0]
-        if flag in _PLACING:
+    for flag in map(_spelling, extra):
+        if flag in _PLACING or _OTHER_MODEL.fullmatch(flag):
             raise UsageError(f"{flag} belongs to the plan; give it before --, with a model")
         if flag in _LISTENING:
             raise UsageError(f"{flag} is offload serve's own; give it before --")
         if flag in _HIDING:
             raise UsageError(f"{flag} hides what is watched; choose a file with --log instead")
+        if flag in _SERVING_NOTHING:
+            raise UsageError(f"{flag} makes llama-server end at once; ask it without offload serve")
+
+
+def _spelling(word: str) -> str:
+    """The flag in `word`: llama.cpp takes `--ctx_size` for `--ctx-size` (common/arg.cpp)."""
+    flag = word.partition("=")[0]
+    return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
 def make_address(
@@ -117,7 +130,7 @@ def make_address(
         raise UsageError(f"--host {host}: one address of this machine, e.g. 127.0.0.1")
 
     def setting(flag: str, variable: str) -> str | None:
-        values = [b for a, b in itertools.pairwise(extra) if a == flag]
+        values = [b for a, b in itertools.pairwise(extra) if _spelling(a) == flag]
         return values[-1] if values else environment.get(variable)
 
     key = setting("--api-key", "LLAMA_API_KEY")
@@ -139,7 +152,7 @@ def warnings_of(
     if not address.is_loopback:
         open_to_all = "" if address.api_key else ", without any key (-- --api-key KEY sets one)"
         found.append(f"listening on {address.host}: other machines can connect{open_to_all}")
-    beside = sorted(_UNPLANNED & set(extra))
+    beside = sorted(_UNPLANNED & set(map(_spelling, extra)))
     if beside:
         found.append(f"{', '.join(beside)}: needs memory that the plan does not count")
     set_outside = sorted(name for name in environment if _PLACING_OUTSIDE.match(name))
