@@ -10,19 +10,22 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
-from offload.emit import Launch
+from offload.emit import Launch, emit_server_args
 from offload.errors import UsageError
 from offload.memory import Breakdown
 from offload.model import make_model
 from offload.options import PlanOptions, Strategy, parse_kv_type
 from offload.plan import Plan, make_plan, with_memory
-from offload.render.plan_json import devices_to_json, model_to_json
+from offload.render.plan_json import devices_to_json, model_to_json, options_to_json
 from offload.render.request_json import Request, request_of_json
 from offload.source import read_header
 
 _PLAN_MAX_BYTES: Final = 64 << 20
+_RESOLVED: Final = ("n_batch", "n_ubatch", "n_parallel", "kv_unified", "flash_attn")
+"""Options of a plan that the model has a say in."""
 _EDITED: Final = "the plan was edited or made by another version: plan again"
 
 
@@ -96,6 +99,7 @@ def plan_of_saved(saved: SavedPlan) -> Plan:
         as_launched(saved.request.options, saved.launch),
         host_free_bytes=saved.request.host_free_bytes,
     )
+    _check_same(saved.said, "options", options_to_json(plan), _RESOLVED)
     _check_devices(saved.said, plan)
     compute = saved.compute_bytes
     if compute is None:
@@ -148,6 +152,22 @@ def _check_launch(data: Mapping[str, Any], launch: Launch) -> None:
         raise UsageError(f"the plan's 'rules' are not those of its 'launch'; {_EDITED}")
     if data.get("n_gpu_layers") != launch.n_gpu_layers:
         raise UsageError(f"the plan's 'n_gpu_layers' is not that of its 'launch'; {_EDITED}")
+    _check_same(data, "model", {"path": launch.model_path}, ("path",))
+    settings = {"n_ctx": launch.n_ctx, "type_k": launch.type_k, "type_v": launch.type_v}
+    _check_same(data, "options", settings, tuple(settings))
+    _check_argv(data.get("argv"), emit_server_args(launch))
+
+
+def _check_argv(said: object, ours: Sequence[str]) -> None:
+    """Values of flags: another build may lack some flags, but has no other values for them."""
+    words = said if isinstance(said, list) else []
+    # a word after a switch is another flag, and no value of it
+    now = {flag: value for flag, value in pairwise(ours) if not value.startswith("-")}
+    for flag, value in pairwise(words):
+        if isinstance(flag, str) and flag.startswith("-") and now.get(flag, value) != value:
+            raise UsageError(
+                f"the plan's 'argv' says {flag} {value}, its 'launch' {now[flag]}; {_EDITED}"
+            )
 
 
 def _check_devices(data: Mapping[str, Any], plan: Plan) -> None:

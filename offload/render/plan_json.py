@@ -50,6 +50,23 @@ def _memory_to_json(memory: MemoryBytes) -> dict[str, int]:
     }
 
 
+def options_to_json(plan: Plan) -> dict[str, Any]:
+    """What the user set, and what it comes to for this model."""
+    context, options = plan.context, plan.options
+    return {
+        "n_ctx": context.n_ctx,
+        "n_batch": context.n_batch,
+        "n_ubatch": context.n_ubatch,
+        "n_parallel": context.n_parallel,
+        "kv_unified": context.kv_unified,
+        "type_k": options.type_k.name.lower(),
+        "type_v": options.type_v.name.lower(),
+        "flash_attn": context.flash_attn,
+        "llama_build": options.llama_build,
+        "strategy": str(options.strategy),
+    }
+
+
 def devices_to_json(plan: Plan) -> list[dict[str, Any]]:
     """One object per card, in llama.cpp's device order."""
     return [
@@ -73,22 +90,10 @@ def plan_to_json(
 ) -> dict[str, Any]:
     """The object `offload plan -o json` prints."""
     launch = make_launch(plan)
-    context = plan.context
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_to_json(plan.model),
-        "options": {
-            "n_ctx": context.n_ctx,
-            "n_batch": context.n_batch,
-            "n_ubatch": context.n_ubatch,
-            "n_parallel": context.n_parallel,
-            "kv_unified": context.kv_unified,
-            "type_k": launch.type_k,
-            "type_v": launch.type_v,
-            "flash_attn": context.flash_attn,
-            "llama_build": plan.options.llama_build,
-            "strategy": str(plan.options.strategy),
-        },
+        "options": options_to_json(plan),
         "feasible": plan.feasible,
         "devices": devices_to_json(plan),
         "host": {

@@ -156,6 +156,11 @@ def test_llama_cpp_s_own_numbers_come_back(tmp_path: Path) -> None:
         read_plan(str(saved))
 
 
+def change_value(argv: list[str], flag: str, value: str) -> None:
+    """As somebody does with an editor."""
+    argv[argv.index(flag) + 1] = value
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -167,6 +172,11 @@ def test_llama_cpp_s_own_numbers_come_back(tmp_path: Path) -> None:
         (lambda plan: plan["launch"].update(n_gpu_layers=3), "'n_gpu_layers'"),
         (lambda plan: plan["rules"][0].update(buffer_type="CUDA0"), "'rules'"),
         (lambda plan: plan["model"].update(size_bytes=5), "size_bytes of its model"),
+        (lambda plan: plan["model"].update(path="elsewhere.gguf"), "path of its model"),
+        (lambda plan: plan["options"].update(n_ctx=8192), "n_ctx of its options"),
+        (lambda plan: plan["options"].update(n_ubatch=64), "n_ubatch of its options"),
+        (lambda plan: plan["options"].update(type_k="q8_0"), "type_k of its options"),
+        (lambda plan: change_value(plan["argv"], "-ngl", "3"), "'argv' says -ngl 3"),
     ],
 )
 def test_plans_that_contradict_themselves_are_refused(
