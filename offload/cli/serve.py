@@ -46,15 +46,18 @@ def serve(
 ) -> int:
     """Load a plan with llama-server and keep it running; flags after -- are llama-server's."""
     from offload.engine.serving.serve import ServeOptions
-    from offload.engine.serving.server_command import find_program
+    from offload.engine.serving.server_command import check_cards, check_extra, find_program
     from offload.engine.serving.supervise import Policy
 
     if canary_tokens is not None and canary_tokens < 1:
         raise UsageError(f"--canary-tokens {canary_tokens}: at least 1")
     extra = _passed_on(ctx.args)
+    check_extra(extra)
     try:
         program = find_program(None if flags.llama_server is None else Path(flags.llama_server))
         plan, request = plan_or_saved(flags, target, program.build.number)
+        if plan.feasible:
+            check_cards(program, [d.name for d in plan.devices if not d.endpoint])
     except KeyboardInterrupt:
         notify("interrupted; nothing was started")
         return 130

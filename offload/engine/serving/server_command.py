@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from offload.device_list import TIMEOUT_S, parse_device_list
 from offload.emit import Launch, emit_server_args
 from offload.emit.build import Build
 from offload.engine.binaries import find_binary, read_build
@@ -89,6 +90,28 @@ def _verbosity(path: Path) -> tuple[str, ...]:
     ended = run_program([str(path), "--help"], timeout_s=_ASK_TIMEOUT_S)
     text = "\n".join((ended.stdout.decode(errors="replace"), *ended.log))
     return ("-lv", "4") if "4: trace" in text else ()
+
+
+def check_cards(program: Program, names: Sequence[str]) -> None:
+    """Raise LlamaCppError where this llama-server sees none of that name.
+
+    It would load all the same, with everything on the cards that it sees, or on the host.
+    Builds that cannot list their devices are not asked.
+    """
+    if not names or "--list-devices" not in (program.build.flags or ()):
+        return
+    ended = run_program([str(program.path), "--list-devices"], timeout_s=TIMEOUT_S)
+    listed = parse_device_list(ended.stdout.decode(errors="replace"))
+    seen = [device.name for device in listed or ()]
+    if listed is not None and (missing := [name for name in names if name not in seen]):
+        raise LlamaCppError(
+            f"{program.path} sees no {', '.join(missing)} ({', '.join(seen) or 'no card at all'});"
+            " plan for the cards that are here, or give a build with their backend with"
+            " --llama-server",
+            argv=ended.argv,
+            exit_code=ended.exit_code,
+            last_lines=ended.log[-12:],
+        )
 
 
 def make_command(
