@@ -88,7 +88,7 @@ def _serve(plan: Plan, request: Request, options: ServeOptions) -> int:
     voice = Voice(
         say=screen.say, loading=screen.loading, reading=screen.reading, ready=screen.ready
     )
-    with stop_on_signals() as stop:
+    with stop_on_signals(to_the_end=True) as stop:
         outcome = serve_plan(plan, request, options, stop, voice)
     if outcome.error is not None:
         raise outcome.error

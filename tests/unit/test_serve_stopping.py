@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -54,3 +56,14 @@ def test_handlers_are_put_back() -> None:
     with stop_on_signals() as request:
         assert signal.getsignal(signal.SIGHUP) is request
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_signal_after_the_end_changes_nothing() -> None:
+    """Ctrl-C twice: the second one comes when all is stopped, and must not spoil the exit code."""
+    text = (
+        "import os, signal; from offload.engine.serving.stopping import stop_on_signals\n"
+        "with stop_on_signals(to_the_end=True) as request: os.kill(os.getpid(), signal.SIGINT)\n"
+        "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): os.kill(os.getpid(), n)\n"
+        "raise SystemExit(7 if request.stop.is_set() else 8)"
+    )
+    assert subprocess.run([sys.executable, "-c", text], timeout=60).returncode == 7

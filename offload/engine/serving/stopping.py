@@ -57,8 +57,11 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a request for the length of the `with` block."""
+def stop_on_signals(*, to_the_end: bool = False) -> Iterator[StopRequest]:
+    """Turn SIGINT, SIGTERM and SIGHUP into a request for the length of the `with` block.
+
+    `to_the_end`: the process is about to end then, and no signal changes that any more.
+    """
     request = StopRequest()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # nohup and shells that start us in the background have a say
@@ -68,4 +71,4 @@ def stop_on_signals() -> Iterator[StopRequest]:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if to_the_end else handler)
