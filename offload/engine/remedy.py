@@ -32,7 +32,12 @@ _BY_WORDS: Final = (
         r"|unexpectedly reached end of file",
         "the file is incomplete: download or copy it again",
     ),
-    (r"unknown model architecture|unknown.*pre-tokenizer", "a newer llama-cpp-python may know it"),
+    (r"unknown model architecture|unknown.*pre-tokenizer", "a newer {program} may know it"),
+    # tools/server/server-http.cpp
+    (
+        r"couldn't bind HTTP server socket",
+        "another program took the port meanwhile: end it, or choose another with --port",
+    ),
     (r"llama-cpp-python has no", "run on cards that are not here with --virtual, on RPC servers"
      " with --rpc, or install llama-cpp-python with the backend of these cards, such as"
      " CMAKE_ARGS=-DGGML_CUDA=ON"),
@@ -40,22 +45,22 @@ _BY_WORDS: Final = (
 )  # fmt: skip
 
 
-def remedy(exit_code: int | None, lines: Iterable[str]) -> str:
-    """What to try, in half a sentence."""
+def remedy(exit_code: int | None, lines: Iterable[str], program: str = "llama-cpp-python") -> str:
+    """What to try, in half a sentence, where it was `program` that ended."""
     lines = list(lines)
     if failures := [f for line in lines if (f := parse_out_of_memory(line))]:
         where = next((f.buffer_type for f in failures if f.buffer_type), "a device")
         return f"{where} has too little memory: {_LESS_MEMORY}"
     for pattern, advice in _BY_WORDS:
         if any(re.search(pattern, line) for line in lines):
-            return advice
+            return advice.replace("{program}", program)
     if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return (
             "nothing in llama.cpp does that: the kernel may have killed it because the host ran"
             " out of memory (see dmesg); " + _LESS_MEMORY
         )
     if exit_code in (-signal.SIGILL, 128 + signal.SIGILL):
-        return "llama-cpp-python was compiled for another processor: install it anew here"
+        return f"{program} was compiled for another processor: install it anew here"
     if exit_code in (-signal.SIGBUS, 128 + signal.SIGBUS):
         return "the model file shrank or its disk failed while it was mapped: check the file"
     return ""

@@ -29,9 +29,17 @@ from offload.engine.remedy import remedy
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'", "host is short"),
         (-signal.SIGKILL, "", "out of memory"),
         (-signal.SIGILL, "", "another processor"),
+        (1, "srv start: couldn't bind HTTP server socket, port: 8080", "took the port"),
         (1, "something nobody foresaw", ""),
     ],
 )
 def test_advice(exit_code: int, line: str, advice: str) -> None:
     """Each way to end has its own remedy."""
     assert (advice in remedy(exit_code, [line])) if advice else not remedy(exit_code, [line])
+
+
+def test_the_program_that_ended_is_named() -> None:
+    """A user of llama-server has no use for a newer llama-cpp-python."""
+    for exit_code, line in ((1, "unknown model architecture: 'x'"), (-signal.SIGILL, "")):
+        assert "llama-cpp-python" in remedy(exit_code, [line])
+        assert "llama-server" in remedy(exit_code, [line], "llama-server")

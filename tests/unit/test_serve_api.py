@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from offload.engine.ports import held_port, is_reachable, reserved_ports
+from offload.engine.serving import server_api
 from offload.engine.serving.server_api import (
     Address,
     Health,
@@ -97,6 +98,28 @@ def test_nobody_there_is_silence() -> None:
     """A refused connection is an answer."""
     with reserved_ports(1) as (port,):
         assert ask_health(Address(host="127.0.0.1", port=port.number)) is Health.SILENT
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK", b"x" * 13, b"", b"HTTP/1.1 2xx", b"\xff"])
+def test_garbage_and_dribble_are_silence(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever answers there, one byte now and then or nonsense, is not waited for."""
+    monkeypatch.setattr(server_api, "_HEALTH_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stop = threading.Event()
+
+        def dribble() -> None:
+            with listening.accept()[0] as client:
+                for byte in said:
+                    client.sendall(bytes([byte]))
+                    if stop.wait(0.1):
+                        return
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        address = Address(host="127.0.0.1", port=listening.getsockname()[1])
+        assert ask_health(address) is Health.SILENT
+        stop.set()
+        thread.join()
 
 
 def test_prefix_and_key_are_used_and_no_proxy(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:

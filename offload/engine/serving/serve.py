@@ -32,6 +32,7 @@ from offload.engine.serving.replan import (
 from offload.engine.serving.serve_options import Outcome, ServeOptions, Voice
 from offload.engine.serving.server import Server
 from offload.engine.serving.server_command import (
+    PROGRAM,
     check_extra,
     make_address,
     make_command,
@@ -197,7 +198,7 @@ class _Service:
             text = "llama-server showed no sign of life for longer than a load of its size explains"
         else:
             text = f"llama-server {describe_exit(end.exit_code)}"
-            words, advice = telling_line(end.lines), remedy(end.exit_code, end.lines)
+            words, advice = telling_line(end.lines), remedy(end.exit_code, end.lines, PROGRAM)
         text = f"{text}: {words}" if words else text
         return LlamaCppError(
             f"{text}; {advice}" if advice else text,

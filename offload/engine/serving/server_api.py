@@ -13,6 +13,7 @@ import ipaddress
 import json
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,7 @@ from offload.errors import LlamaCppError
 
 _ANSWER_MAX_BYTES: Final = 64 << 20
 _HEALTH_TIMEOUT_S: Final = 2.0
+_STATUS_LENGTH: Final = len("HTTP/1.1 200")
 
 
 class Health(StrEnum):
@@ -67,16 +69,34 @@ class Address:
 
 def ask_health(address: Address) -> Health:
     """Whether the server is ready; any failure to answer in time is SILENT."""
+    deadline_s = time.monotonic() + _HEALTH_TIMEOUT_S
     try:
         connection = _connect(address, _HEALTH_TIMEOUT_S)
         try:
             connection.request("GET", f"{address.prefix}/health", headers=_headers(address))
-            status = connection.getresponse().status
+            status = _status(connection.sock, deadline_s)
         finally:
             connection.close()
     except (OSError, http.client.HTTPException):
         return Health.SILENT
     return {200: Health.READY, 503: Health.LOADING}.get(status, Health.SILENT)
+
+
+def _status(sock: socket.socket, deadline_s: float) -> int:
+    """Of the answer's first line; 0 for anything else.
+
+    http.client bounds the time between two bytes only: whoever sends one now and then would
+    keep us from hearing a signal.
+    """
+    line = b""
+    while len(line) < _STATUS_LENGTH:
+        sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        chunk = sock.recv(_STATUS_LENGTH - len(line))
+        if not chunk:
+            return 0
+        line += chunk
+    version, status = line[:9], line[9:]
+    return int(status) if version in (b"HTTP/1.1 ", b"HTTP/1.0 ") and status.isdigit() else 0
 
 
 def ask_json(
