@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer, print_json
-from offload.cli.flags import RpcOption
+from offload.cli.flags import LlamaServerOption, RpcOption
 
 
 class DevicesOutput(StrEnum):
@@ -22,9 +22,7 @@ class DevicesOutput(StrEnum):
 
 @command()
 def devices(
-    llama_server: Annotated[
-        str | None, typer.Option("--llama-server", metavar="PATH", help="Ask this build.")
-    ] = None,
+    llama_server: LlamaServerOption = None,
     rpc: RpcOption = None,
     output: Annotated[
         DevicesOutput, typer.Option("-o", "--output", help="What to print.")

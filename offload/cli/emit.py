@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.cli.app import command, notify, print_answer
+from offload.cli.flags import LlamaServerOption
 from offload.emit.formats import FORMATS, Format, emit_as, find_format
 
 if TYPE_CHECKING:
@@ -24,10 +25,7 @@ def emit(
         str, typer.Argument(metavar="PLAN", help="A plan saved with -o json; - reads stdin.")
     ],
     form: Annotated[str, typer.Option("--format", metavar="NAME", help=f"{_FORMATS}.")] = "args",
-    llama_server: Annotated[
-        str | None,
-        typer.Option("--llama-server", metavar="PATH", help="Emit only flags this build knows."),
-    ] = None,
+    llama_server: LlamaServerOption = None,
     model: Annotated[
         str | None,
         typer.Option(

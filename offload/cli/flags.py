@@ -27,9 +27,36 @@ PlanOrModel = Annotated[
 RpcOption = Annotated[
     str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="llama.cpp RPC servers.")
 ]
+
+
+def located(llama_server: str | None) -> str | None:
+    """The program meant by `--llama-server`: a path, a folder of programs, or a name on PATH.
+
+    With a slash in it, so that nothing on PATH is run in its place; what is not there stays
+    as it was typed, for whoever wants to run it to complain of.
+    """
+    import os
+    import shutil
+
+    if not llama_server:
+        return llama_server
+    if os.path.isdir(llama_server):
+        inside = os.path.join(llama_server, "llama-server")
+        return inside if os.path.isfile(inside) else llama_server
+    if os.path.dirname(llama_server):
+        return llama_server
+    here = os.path.join(os.curdir, llama_server)
+    return here if os.path.isfile(here) else shutil.which(llama_server) or llama_server
+
+
 LlamaServerOption = Annotated[
     str | None,
-    typer.Option("--llama-server", metavar="PATH", help="Emit only flags this build knows."),
+    typer.Option(
+        "--llama-server",
+        metavar="PATH",
+        help="The llama-server to ask and to run, or the folder of its build [on PATH].",
+        callback=located,
+    ),
 ]
 
 ProfileOption = Annotated[

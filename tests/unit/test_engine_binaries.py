@@ -124,6 +124,10 @@ def test_find_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_binary("llama-cli", server) is None
     mine = program(tmp_path / "my-build", "")
     assert find_binary("llama-server", mine) == mine
+    assert find_binary("llama-fit-params", mine) == fit
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(server)
+    assert find_binary("llama-fit-params", tmp_path / "elsewhere" / "link") == fit
     assert find_binary("llama-cli", tmp_path / "gone") is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_binary("llama-server") == server
