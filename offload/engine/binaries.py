@@ -44,7 +44,7 @@ def find_binary(name: str, given: Path | None = None) -> Path | None:
         folders = dict.fromkeys((given.parent, given.resolve().parent))
         beside = _first_program(folder / n for folder in folders for n in names)
         # one program of a build stands for all of it
-        if given.name not in names and given.name.startswith(_PREFIXES):
+        if not given.name.startswith(names) and given.name.startswith(_PREFIXES):
             return beside
         # any other name was chosen on purpose, but hardly for a program that no flag names
         chosen = _first_program([given])

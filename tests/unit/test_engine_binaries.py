@@ -125,6 +125,8 @@ def test_find_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = program(tmp_path / "my-build", "")
     assert find_binary("llama-server", mine) == mine
     assert find_binary("llama-fit-params", mine) == fit
+    cuda = program(tmp_path / "llama-server-cuda", "")
+    assert find_binary("llama-server", cuda) == cuda
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link").symlink_to(server)
     assert find_binary("llama-fit-params", tmp_path / "elsewhere" / "link") == fit

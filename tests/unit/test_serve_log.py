@@ -76,6 +76,21 @@ def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path, name: str) -> No
         LogFile(tmp_path / name, lambda _: None)
 
 
+@pytest.mark.parametrize("start", [b"GGUF\x03\0\0\0", b'{\n "schema_version": 1,'])
+def test_a_model_or_a_plan_is_no_log(tmp_path: Path, start: bytes) -> None:
+    """`--log model.gguf` would make a broken model of a good one; so would a link to it."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(start)
+    link = tmp_path / "link.log"
+    link.symlink_to(path)
+    for named in (path, link):
+        with pytest.raises(UsageError, match="is a model or a plan"):
+            LogFile(named, print)
+    assert path.read_bytes() == start
+    path.write_bytes(b'{"text": "a log of JSON lines"}')
+    LogFile(path, print).close()
+
+
 def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     """Opening it would wait for ever."""
     os.mkfifo(tmp_path / "pipe")

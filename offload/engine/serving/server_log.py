@@ -43,6 +43,9 @@ class LogFile:
             self._fd = os.open(path, flags, 0o600)
         except OSError as error:
             raise UsageError(f"--log {path}: {error.strerror}; name a file to write to") from None
+        if _is_no_log(path):
+            self.close()
+            raise UsageError(f"--log {path} is a model or a plan; name a file to write to")
 
     def _open_temporary(self) -> None:
         try:
@@ -80,6 +83,18 @@ class LogFile:
                 self.path.unlink()
             os.close(self._fd)
         self._fd = None
+
+
+def _is_no_log(path: Path) -> bool:
+    """Whether a log would spoil what is there: a mistyped command, or a link."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(64)
+        return start.startswith(b"GGUF") or (start[:1] == b"{" and b'"schema_version"' in start)
+    except OSError:
+        return False
 
 
 class LogPump:
