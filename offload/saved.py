@@ -199,6 +199,8 @@ def _check_same(
 def _read(path: str) -> Mapping[str, Any]:
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise UsageError("-: stdin is closed; give a plan saved with -o json")
             text = sys.stdin.read(_PLAN_MAX_BYTES)
         else:
             with open(path, encoding="utf-8") as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -114,9 +114,28 @@ def _machine(flags: MachineFlags, margin: str) -> Machine:
 
 def _read_log(path: str) -> list[str]:
     """The lines of a log, whatever bytes are in it; the end counts where it is huge."""
-    if path == "-":
-        return sys.stdin.buffer.read(_LOG_MAX_BYTES).decode("utf-8", "replace").splitlines()
-    with open(path, "rb") as file:
+    from offload.errors import UsageError
+
+    try:
+        if path != "-":
+            with open(path, "rb") as file:
+                data = _end_of(file)
+        elif sys.stdin is None:
+            raise UsageError("--log -: stdin is closed")
+        else:
+            data = _end_of(sys.stdin.buffer)
+    except OSError as error:
+        raise UsageError(f"--log {path}: {error.strerror or error}; name a file to read") from None
+    return data.decode("utf-8", "replace").splitlines()
+
+
+def _end_of(file: BinaryIO) -> bytes:
+    """The last bytes of a file, or of what comes through a pipe."""
+    if file.seekable():
         size = file.seek(0, 2)
         file.seek(max(size - _LOG_MAX_BYTES, 0))
-        return file.read(_LOG_MAX_BYTES).decode("utf-8", "replace").splitlines()
+        return file.read(_LOG_MAX_BYTES)
+    before, last = b"", file.read(_LOG_MAX_BYTES)
+    while len(last) == _LOG_MAX_BYTES:
+        before, last = last, file.read(_LOG_MAX_BYTES)
+    return (before + last)[-_LOG_MAX_BYTES:]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,25 @@ def test_logs_with_and_without_a_command(tmp_path: Path) -> None:
     empty.write_text("")
     done = offload("lint", "--log", empty)
     assert (done.returncode, "nothing-in-log" in done.stdout) == (0, True)
+
+
+def test_logs_that_are_pipes(tmp_path: Path) -> None:
+    """`--log <(journalctl …)` and a long stdin: what came last counts."""
+    failed = b"x" * 100 + b"\nfailed to allocate CUDA1 buffer of size 123456789\n"
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(failed,))
+    writer.start()
+    done = offload("lint", "--log", tmp_path / "pipe")
+    writer.join()
+    assert (done.returncode, "out-of-memory" in done.stdout) == (1, True), done.stderr
+    long = "much ado about nothing\n" * 3_000_000 + failed.decode()
+    done = offload("lint", "--log", "-", stdin=long)
+    assert (done.returncode, "out-of-memory" in done.stdout) == (1, True), done.stderr
+    argv = [sys.executable, "-m", "offload", "lint", "--log", "-"]
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *argv], capture_output=True, text=True, check=False
+    )
+    assert (closed.returncode, closed.stderr) == (2, "offload: --log -: stdin is closed\n")
 
 
 def test_wrong_usage_exits_2(tmp_path: Path) -> None:
