@@ -15,7 +15,7 @@ from typing import Final
 
 from offload.emit import make_launch
 from offload.engine.binaries import find_binary, library_folder
-from offload.engine.dry_run import BINARY, IN_PROCESS, dry_run
+from offload.engine.dry_run import BINARY, IN_PROCESS, dry_run, nearest_for_fit_params
 from offload.engine.library_build import library_build
 from offload.engine.load_options import LoadOptions
 from offload.engine.report import LoadReport
@@ -54,8 +54,9 @@ def verify_plan(
     """
     like_cuda = any(device.backend.offloads_ops for device in plan.devices)
     by_program = fit_params is not None
+    options = load_options(plan)
     report = dry_run(
-        load_options(plan),
+        nearest_for_fit_params(options) if by_program else options,
         n_cards=0 if endpoints else len(plan.devices),
         endpoints=endpoints,
         op_offload_like_cuda=like_cuda and not by_program,

@@ -56,6 +56,24 @@ def test_a_saved_plan_that_is_too_tight_is_a_no(shape_119b: Path, tmp_path: Path
     assert answer["plan"]["feasible"]
 
 
+def test_programs_without_a_library_can_be_asked(
+    shape_119b: Path, llama_server: Path, fit_params: Path, tmp_path: Path
+) -> None:
+    """A llama-server that is one whole file: its llama-fit-params is asked, in whole MiB."""
+    for program in (llama_server, fit_params):
+        script = tmp_path / program.name
+        script.write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
+        script.chmod(0o755)
+    done = offload("verify", shape_119b, *TIGHT, "--llama-server", tmp_path, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    last = answer["rounds"][-1]
+    assert not last["is_exact"] and not last["wrong_owners"] and not last["wrong_tensors"]
+    for check in last["devices"]:
+        for kind in ("model_bytes", "context_bytes"):
+            assert abs(check["planned"][kind] - check["actual"][kind]) < 2 * 2**20
+
+
 def test_another_build_is_asked(shape_119b: Path, llama_server: Path) -> None:
     """With `--llama-server` the llama.cpp beside it answers, in exact bytes too."""
     done = offload("verify", shape_119b, *TIGHT, "--llama-server", llama_server, "-o", "json")
