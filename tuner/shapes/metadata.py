@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tuner.shapes.shape import Shape, Value
 
-_MOE_MANDATORY_FF_EXP = ("llama",)  # Mixtral's files give the expert width as feed_forward_length
+_EXPERT_WIDTH_IS_N_FF = ("llama", "olmoe", "granitemoe")  # as feed_forward_length
 
 
 def _attention(s: Shape) -> dict[str, Value]:
@@ -74,7 +74,7 @@ def _experts(s: Shape) -> dict[str, Value]:
         "expert_count": s.n_expert,
         "expert_used_count": s.n_expert_used,
     }
-    if s.arch not in _MOE_MANDATORY_FF_EXP:
+    if s.arch not in _EXPERT_WIDTH_IS_N_FF:
         keys["expert_feed_forward_length"] = s.n_ff_exp
     if s.n_ff_shexp:
         keys["expert_shared_feed_forward_length"] = s.n_ff_shexp

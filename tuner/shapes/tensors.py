@@ -59,7 +59,7 @@ def _gqa(s: Shape, il: int, *, gated: bool = False) -> Part:
         yield "attn_q.bias", (n_q,)
         yield "attn_k.bias", (n_kv,)
         yield "attn_v.bias", (n_kv,)
-    if s.qk_norm and s.arch == "minimax-m2":  # normalised over all heads at once
+    if s.qk_norm and s.arch in ("minimax-m2", "olmoe"):  # normalised over all heads at once
         yield from _weights(attn_q_norm=(n_q,), attn_k_norm=(n_kv,))
     elif s.qk_norm:
         yield from _weights(attn_q_norm=(n_head_size,), attn_k_norm=(n_head_size,))
@@ -152,6 +152,11 @@ def _glm4moe_layer(s: Shape, il: int) -> Part:
         yield from _ffn(s.n_embd, s.n_ff)
 
 
+def _qwen2moe_layer(s: Shape, il: int) -> Part:
+    yield from _plain_layer(s, il)
+    yield "ffn_gate_inp_shexp.weight", (s.n_embd,)
+
+
 def _gpt_oss_layer(s: Shape, il: int) -> Part:
     yield from _weights(attn_norm=(s.n_embd,), post_attention_norm=(s.n_embd,))
     yield from _gqa(s, il)
@@ -204,6 +209,7 @@ _LAYERS: Final[dict[str, Callable[[Shape, int], Part]]] = {
     "ernie4_5-moe": _plain_layer, "deepseek2": _plain_layer, "mistral4": _plain_layer,
     "glm-dsa": _plain_layer, "glm4moe": _glm4moe_layer, "gpt-oss": _gpt_oss_layer,
     "qwen3next": _qwen3next_layer, "qwen35moe": _qwen3next_layer,
+    "olmoe": _plain_layer, "granitemoe": _plain_layer, "qwen2moe": _qwen2moe_layer,
     "gemma4": _gemma4_layer, "gemma3": _gemma3_layer,
 }  # fmt: skip
 ARCHS: Final = tuple(_LAYERS)

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tuner.shapes.models import deepseek, dense, others, qwen
+from tuner.shapes.models import deepseek, dense, others, qwen, small
 
-SHAPES_ALL: Final = (*deepseek.MODELS, *qwen.MODELS, *others.MODELS, *dense.MODELS)
+SHAPES_ALL: Final = (*deepseek.MODELS, *qwen.MODELS, *others.MODELS, *small.MODELS, *dense.MODELS)
