@@ -89,7 +89,7 @@ def make_scale_model(
 ) -> ScaleModel:
     """The small model for the file (or any part of the split set) at `path`.
 
-    As many layers as fit into `budget_bytes` of tensors, or exactly `n_layer`. Within the
+    As many layers as fit into `budget_bytes` of tensors, or exactly `n_layer` of them. Within the
     budget no more than `wish_bytes`, if that leaves two layers with experts. `vocab`
     is `none` (token ids only) or `bytes`. Raises GGUFError, UnsupportedModelError for
     models that cannot be cut, UsageError for a budget below the smallest cut.
@@ -178,6 +178,12 @@ def _cut(
     if n_layer is not None:
         if not 1 <= n_layer <= n_all:
             raise UsageError(f"{n_layer} layers of a model that has {n_all}")
+        n_bytes = _bytes_of_count(source, n_layer)
+        if budget_bytes is not None and n_bytes > budget_bytes:
+            raise UsageError(
+                f"{source.model.path}: {n_layer} of its layers take {format_gib(n_bytes)}, but"
+                f" there is room for {format_gib(budget_bytes)}; take fewer"
+            )
         return _of_count(source, n_layer, vocab)
     counts = good_counts(source.kinds, n_lead=source.n_lead) or (n_all,)
     sizes = {n: _bytes_of_count(source, n) for n in counts if _can_have(source, n)}

@@ -104,16 +104,18 @@ def cut_model(
     time_s: float,
     virtual: bool = False,
     keep: Path | None = None,
+    n_layer: int | None = None,
 ) -> Iterator[Subject]:
     """A cut of the model at `like`, or of the built-in one; its file is gone afterwards.
 
-    With `keep` it is written there and stays. Raises UsageError where memory or disk hold
+    It has `n_layer` layers, or as many as memory, disk and `time_s` allow. With `keep` it is
+    written there and stays. Raises UsageError where memory or disk hold
     not even the smallest cut, InfeasibleError where the disk fills up.
     """
     folder = scratch_folder() if keep is None else keep.parent
     budget_bytes = min(budget_bytes, disk_free_bytes(folder))
     wish_bytes = int(time_s * (_WISH_BYTES_PER_S_VIRTUAL if virtual else _WISH_BYTES_PER_S))
-    scale = _make_scale(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes)
+    scale = _make_scale(like, budget_bytes=budget_bytes, wish_bytes=wish_bytes, n_layer=n_layer)
     short = _shorter(scale, partial(_make_scale, like))
     with ExitStack() as stack:
         if keep is not None:

@@ -46,6 +46,12 @@ def bench(
     time: Annotated[
         str, typer.Option("--time", metavar="TIME", help="About how long: 90s, 3m, 1h.")
     ] = "3m",
+    n_layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layers", metavar="N", help="Of the cut [what time and memory allow].", min=1
+        ),
+    ] = None,
     virtual: Annotated[
         int | None,
         typer.Option(
@@ -75,12 +81,14 @@ def bench(
         raise UsageError("give a model to time, or --like and a model to cut, not both")
     if keep and model is not None:
         raise UsageError(f"{model} is yours and stays anyway; --keep is for what --like makes")
+    if n_layer is not None and model is not None:
+        raise UsageError(f"{model} is timed as it is; --layers is for what --like cuts")
     time_s = parse_duration_s(time)
     start_s = monotonic()
     devices, is_virtual, host_bytes = _machine(flags, virtual)
     with (
         _telling_of_interruption(),
-        _subject(model, like, keep, devices, host_bytes, time_s, is_virtual) as subject,
+        _subject(model, like, keep, n_layer, devices, host_bytes, time_s, is_virtual) as subject,
     ):
         result = time_machine(
             subject,
@@ -157,6 +165,7 @@ def _subject(
     model: str | None,
     like: str | None,
     keep: bool,
+    n_layer: int | None,
     devices: tuple[Device, ...],
     host_bytes: int | None,
     time_s: float,
@@ -171,10 +180,12 @@ def _subject(
             yield subject
         return
     kept = kept_path(like) if keep else None
-    with cut_model(like, budget_bytes, time_s=time_s, virtual=is_virtual, keep=kept) as subject:
-        n_layer = subject.model.n_layer
+    with cut_model(
+        like, budget_bytes, time_s=time_s, virtual=is_virtual, keep=kept, n_layer=n_layer
+    ) as subject:
+        source = like or "a built-in shape"
         notify(
-            f"timing {n_layer} of {subject.n_layer_source} layers of {like or 'a built-in shape'},"
+            f"timing {subject.model.n_layer} of {subject.n_layer_source} layers of {source},"
             f" {format_gib(subject.model.size_bytes)}" + (f", kept as {kept}" if kept else "")
         )
         if subject.types_missing:

@@ -102,6 +102,15 @@ def test_a_budget_below_the_smallest_cut() -> None:
         make_scale_model_of_shape(SHAPES["deepseek-v3"], budget_bytes=GIB)
 
 
+def test_a_number_of_layers_that_there_is_no_room_for() -> None:
+    """An explicit number of layers is made as it is, or refused with what it takes."""
+    shape = SHAPES["olmoe-1b-7b"]
+    scale = make_scale_model_of_shape(shape, n_layer=3, budget_bytes=1 << 30)
+    assert scale.model.n_layer == 3
+    with pytest.raises(UsageError, match=r"5 of its layers take .* there is room for 1\.0 GiB"):
+        make_scale_model_of_shape(shape, n_layer=5, budget_bytes=1 << 30)
+
+
 def test_models_known_by_their_count_are_not_cut() -> None:
     """DeepSeek-V2-Lite with fewer layers would be read as another model."""
     with pytest.raises(UnsupportedModelError, match="number of layers"):
