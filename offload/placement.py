@@ -33,6 +33,18 @@ class Placement(NamedTuple):
         """Tensors that rules send to the host."""
         return frozenset(name for name, device in self.placed.items() if device == HOST)
 
+    @property
+    def crossed(self) -> dict[str, int]:
+        """Tensors of layers that rules send to another card than their layer's owner."""
+        owners = self.split.owners
+        return {
+            name: device
+            for name, device in self.placed.items()
+            if device != HOST
+            and name.startswith("blk.")
+            and owners[int(name.split(".", 2)[1])] != device
+        }
+
 
 def price_compute(
     model: Model,
@@ -57,6 +69,7 @@ def price_compute(
             op_offload=op_offload,
             n_outputs=context.n_parallel,
             has_overrides=placement.has_rules,
+            card_tensors=placement.crossed,
         )
     except (ArithmeticError, LookupError, StopIteration) as error:
         # a graph needs every tensor its architecture names; llama.cpp refuses such files too

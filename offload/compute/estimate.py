@@ -7,8 +7,9 @@ equal layers on one device are built only as far as they can make a difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from offload.arch import OUTPUTS_AFTER_LAYERS
@@ -54,6 +55,9 @@ class ComputeBytes(NamedTuple):
     host: int
 
 
+_NOWHERE: Final[Mapping[str, int]] = MappingProxyType({})
+
+
 def estimate_compute(
     model: Model,
     options: ContextOptions,
@@ -64,9 +68,11 @@ def estimate_compute(
     op_offload: bool,
     n_outputs: int,
     has_overrides: bool,
+    card_tensors: Mapping[str, int] = _NOWHERE,
 ) -> ComputeBytes:
     """The compute buffers llama.cpp reserves for this placement.
 
+    `card_tensors` are weights of layers on another card than the layer's owner.
     `n_outputs` bounds the rows of logits; `has_overrides` says whether any tensor override
     is given, which switches pipeline parallelism off. Without `options.llama_build` it is
     what the newest known build reserves, and so much more that no known build needs more
@@ -89,7 +95,8 @@ def estimate_compute(
         alignments=(*(b.alignment_bytes for b in backends), CPU.alignment_bytes),
         cache_copiers=frozenset(i for i, b in enumerate(backends) if b.flash_attn_copies_cache),
     )
-    layers = _representatives(facts, split, host_tensors)
+    homes = {**dict.fromkeys(host_tensors, machine.host), **card_tensors}
+    layers = _representatives(facts, split, homes)
     key = (
         tuple(layer_key for _, layer_key in layers),
         split.owners if facts.has_indexer else split.output_owner,
@@ -97,7 +104,7 @@ def estimate_compute(
     )
     sizes = facts.sizes.get(key)
     if sizes is None:
-        problem = _Problem(facts, options, split, host_tensors, layers, n_outputs, machine)
+        problem = _Problem(facts, options, split, homes, layers, n_outputs, machine)
         may_drop = HOST in split.owners or not options.offload_kqv
         if options.flash_attn_auto and may_drop and _drops_flash_attn(problem):
             problem = problem._replace(options=replace(options, flash_attn=False))
@@ -120,7 +127,7 @@ class _Problem(NamedTuple):
     facts: ModelFacts
     options: ContextOptions
     split: LayerSplit
-    host_tensors: frozenset[str]
+    homes: Mapping[str, int]
     layers: Sequence[tuple[LayerFacts, object]]
     n_outputs: int
     machine: _Machine
@@ -207,12 +214,11 @@ def _build(graph: Graph, problem: _Problem, build: int) -> None:
         graph.expand()
     if facts.arch in _SCALED_EMBEDDINGS:
         x = graph.add(Op.ROWWISE, x.n_bytes, x, rows=n_tokens)
-    homes = dict.fromkeys(problem.host_tensors, host)
     leaf_of: dict[int, list[Outside]] = {}
     last = facts.layers[-1].il if facts.layers else -1
     for layer, _ in layers:
         owner = split.owners[layer.weights_il]
-        b = Builder(graph, inputs, facts, layer, host if owner == HOST else owner, homes)
+        b = Builder(graph, inputs, facts, layer, host if owner == HOST else owner, problem.homes)
         if options.offload_kqv and layer.weights_il != layer.il:
             b.cache_home = host if split.owners[layer.il] == HOST else split.owners[layer.il]
         x = add_layer(b, facts.arch, x, is_last=layer.il == last)
@@ -249,7 +255,7 @@ def _add_output(graph: Graph, facts: ModelFacts, inputs: Inputs, x: Source, back
 
 
 def _representatives(
-    facts: ModelFacts, split: LayerSplit, host_tensors: frozenset[str]
+    facts: ModelFacts, split: LayerSplit, homes: Mapping[str, int]
 ) -> list[tuple[LayerFacts, object]]:
     """Layers that can make a difference, each with a key that tells all about it.
 
@@ -258,7 +264,7 @@ def _representatives(
     a little on the one before. The bytes of weights on the host count, since they may be
     staged on a card.
     """
-    moved = _moved_by_layer(facts, host_tensors)
+    moved = _moved_by_layer(facts, homes)
     chosen: list[tuple[LayerFacts, object]] = []
     seen: dict[object, int] = {}
     previous: object = None
@@ -282,12 +288,12 @@ def _representatives(
 
 
 def _moved_by_layer(
-    facts: ModelFacts, host_tensors: frozenset[str]
-) -> dict[int, frozenset[tuple[str, int]]]:
-    """Short names and bytes of the moved weights of each layer that has any."""
-    moved: dict[int, list[tuple[str, int]]] = {}
-    for name in host_tensors:
+    facts: ModelFacts, homes: Mapping[str, int]
+) -> dict[int, frozenset[tuple[str, int, int]]]:
+    """Short names, bytes and backends of the moved weights of each layer that has any."""
+    moved: dict[int, list[tuple[str, int, int]]] = {}
+    for name, home in homes.items():
         place = facts.places.get(name)
         if place is not None:
-            moved.setdefault(place[0], []).append(place[1:])
+            moved.setdefault(place[0], []).append((*place[1:], home))
     return {il: frozenset(weights) for il, weights in moved.items()}
