@@ -138,6 +138,16 @@ def test_slow_loads_are_not_repeated() -> None:
     assert check.n_starts == 1
 
 
+@pytest.mark.parametrize("is_together", [True, False])
+def test_a_load_that_takes_all_the_time(is_together: bool) -> None:
+    """Something is timed all the same, and the answer is that nobody can tell."""
+    options = SpeedOptions(seed=1, is_together=is_together, time_s=1.0)
+    check = _check(options=options, load_s=3.0)
+    assert check.n_pairs >= 1 and check.n_starts == 1
+    assert check.verdict is Verdict.CANNOT_TELL
+    assert all(result.seconds_a > 0 for result in check.results)
+
+
 def test_models_too_large_for_two_take_turns_in_memory() -> None:
     """Never both in memory; each pair is a visit of each; it is said."""
     machine = _Machine()

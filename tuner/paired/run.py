@@ -158,7 +158,8 @@ class _Run:
                 self.n_starts += 1
                 timed_s, n_before = self.clock(), len(self.pairs)
                 starting_s = timed_s - start_s
-                while self._left_s(begin_s) > pair_s:
+                # starting may have taken all the time there was; something must be timed
+                while not self.pairs or self._left_s(begin_s) > pair_s:
                     before_s = self.clock()
                     self._two_pairs(a, b, coin)
                     pair_s = self.clock() - before_s
