@@ -3,7 +3,8 @@
 A profile is one JSON object: `schema_version`, `machine` (what its cards and processor are
 called, never a host's or a user's name), `llama_cpp` (the build), `created`, `coefficients`
 with their covariance, and the `samples` they come from in llama-bench's own field names.
-Written whole or not at all: to a temporary file beside it, then renamed.
+Written whole or not at all: to a temporary file beside it, then renamed; and never over a
+file that is something else.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from offload.errors import UsageError
 SCHEMA_VERSION: Final = 1
 _BYTES_MAX: Final = 256 << 20
 _HINT: Final = "write one with offload bench"
+_PROFILE_KEYS: Final = frozenset(("schema_version", "machine", "coefficients", "samples"))
+"""What every version of a profile has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +214,37 @@ class _Reader:
         return [_Reader(row, f"{self._where}: {key}[{i}]") for i, row in enumerate(rows)]
 
 
+def check_target(path: Path) -> None:
+    """Refuse to write over what is no profile; raises UsageError.
+
+    A profile of another version of offload is one all the same, and may be renewed.
+    """
+    try:
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise UsageError(f"{path}: a folder or a device, not a file; give another --profile")
+        if not path.exists():
+            return
+        with open(path, encoding="utf-8") as file:
+            data = json.loads(file.read(_BYTES_MAX))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; give another --profile") from None
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or not data.keys() >= _PROFILE_KEYS:
+        raise UsageError(
+            f"{path}: there is such a file, which is no profile, and it is kept;"
+            " give another --profile"
+        )
+
+
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write the whole file or leave what was there; raises UsageError where it cannot."""
+    """Write the whole file or leave what was there; raises UsageError where it cannot.
+
+    What is there already and no profile is never written over.
+    """
     import tempfile  # reading, which offload plan does, must not pay for it
 
+    check_target(path)
     text = json.dumps(profile_to_json(profile), indent=1, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,6 +281,12 @@ def newest_profile(devices: Sequence[Device], folder: Path) -> Profile | None:
     """
     if not devices or not all(device.description for device in devices):
         return None
+    found = find_profile(devices, folder)
+    return None if found is None else found[1]
+
+
+def find_profile(devices: Sequence[Device], folder: Path) -> tuple[Path, Profile] | None:
+    """The newest readable profile in `folder` that knows every one of `devices`, and its file."""
     try:
         files = sorted(folder.glob("*.json"), key=lambda file: -file.stat().st_mtime)
     except OSError:
@@ -261,7 +297,7 @@ def newest_profile(devices: Sequence[Device], folder: Path) -> Profile | None:
         except UsageError:
             continue
         if all(_has_card(profile.hardware, device) for device in devices):
-            return profile
+            return file, profile
     return None
 
 

@@ -13,7 +13,7 @@ from offload.errors import LlamaCppError, OffloadError, UsageError
 from offload.host import probe_host
 from tuner.bench import Progress, Sweep, Tell, run_sweep, sweep_key, usable
 from tuner.learn import Learned, default_path, hardware_of, known_profile, learn
-from tuner.profile import profiles_dir, read_profile, write_profile
+from tuner.profile import check_target, profiles_dir, write_profile
 from tuner.runners import Runner
 from tuner.store import SampleLog
 from tuner.subject import Subject
@@ -48,7 +48,7 @@ def time_machine(
     run could be made, UsageError where a profile cannot be, and what `run_sweep` raises.
     """
     if profile is not None:
-        _check_target(profile)
+        check_target(profile)
     threads = n_threads or (1 if virtual else n_cores())
     key = sweep_key(subject, devices, runner, threads)
     folder = profiles_dir().parent / "sweeps" if profile is None else profile.parent
@@ -79,20 +79,6 @@ def time_machine(
             return Outcome(learned=learned, sweep=sweep, path=None, error=error)
         log.remove()
         return Outcome(learned=learned, sweep=sweep, path=path)
-
-
-def _check_target(profile: Path) -> None:
-    """Refuse to write over what is no profile."""
-    if profile.exists() and not profile.is_file():
-        raise UsageError(f"{profile}: a folder or a device, not a file; give another --profile")
-    if profile.exists():
-        try:
-            read_profile(profile)
-        except UsageError:
-            raise UsageError(
-                f"{profile}: there is such a file, which is no profile, and it is kept;"
-                " give another --profile"
-            ) from None
 
 
 def _nothing(sweep: Sweep) -> OffloadError:

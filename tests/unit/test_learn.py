@@ -70,7 +70,7 @@ def test_samples_of_other_models_stay(sweep: Sweep, learned: Learned, tmp_path: 
 
 
 def test_files_that_are_no_profile_are_nothing_known(tmp_path: Path) -> None:
-    """A missing and a broken file count as none; the next profile replaces them."""
+    """A missing and a broken file count as none; the broken one is kept (test_profile)."""
     assert known_profile(tmp_path / "none.json", _HARDWARE) is None
     (tmp_path / "p.json").write_text("{")
     assert known_profile(tmp_path / "p.json", _HARDWARE) is None

@@ -84,6 +84,37 @@ def test_a_failed_write_leaves_the_old_file(
 
 
 @pytest.mark.parametrize(
+    "text", ["", "my notes", "[1]", '{"models": 3}', '{"schema_version": 1}', "\udcff"]
+)
+def test_what_is_no_profile_is_not_written_over(tmp_path: Path, text: str) -> None:
+    """The file stays byte for byte, and one line says so; nothing is left beside it."""
+    path = tmp_path / "notes.json"
+    raw = text.encode(errors="surrogateescape")
+    path.write_bytes(raw)
+    with pytest.raises(UsageError, match=r"notes\.json: .* no profile, and it is kept; give"):
+        write_profile(some_profile(), path)
+    assert path.read_bytes() == raw
+    assert os.listdir(tmp_path) == ["notes.json"]
+
+
+def test_a_profile_of_another_version_is_renewed(tmp_path: Path) -> None:
+    """It is ours, though it can no longer be read."""
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(profile_to_json(some_profile()) | {"schema_version": 0}))
+    write_profile(some_profile(), path)
+    assert read_profile(path) == some_profile()
+
+
+def test_a_device_or_a_folder_is_not_written_over(tmp_path: Path) -> None:
+    """A pipe and a folder are named and stay what they are."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(UsageError, match="not a file"):
+            write_profile(some_profile(), path)
+    assert not (tmp_path / "pipe").is_file()
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"schema_version": 2}, "schema version"),
