@@ -53,7 +53,9 @@ def check(
     builds: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--builds", metavar="OLD NEW", help="Two llama-servers beside each other instead."
+            "--builds",
+            metavar="OLD NEW",
+            help="Two llama-servers (or llama-cpp-python) side by side.",
         ),
     ] = None,
     history: Annotated[
@@ -117,13 +119,14 @@ def _compare_builds(
     new: str,
 ) -> Report:
     """Memory, and speed where it is named, of today's plans for the newer build."""
+    from offload.engine.virtual_cards import IN_PROCESS
     from tuner.check.builds import Builds
 
     if not {"memory", "speed"} & set(checks):
         raise UsageError("--builds compares memory and speed; name one of them with --only")
     return Builds(
         config=config,
-        plan_today=_planner(config, entries, new),
+        plan_today=_planner(config, entries, None if new == IN_PROCESS else new),
         old=old,
         new=new,
         judges=(_judge(old), _judge(new)) if "memory" in checks else None,

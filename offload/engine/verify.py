@@ -148,11 +148,18 @@ class Judge:
 def find_judge(program: Path | None = None) -> Judge:
     """The llama.cpp that `program` (a llama-server or its folder) belongs to, else the one here.
 
-    In process where that is possible, since only that is exact. Without `program` the
-    llama-server on PATH counts, since it is what will run. Raises LlamaCppError where
-    there is nothing to ask.
+    The name `llama-cpp-python` stands for the one embedded in that. In process where that
+    is possible, since only that is exact. Without `program` the llama-server on PATH counts,
+    since it is what will run. Raises LlamaCppError where there is nothing to ask.
     """
     in_process = find_spec("llama_cpp") is not None
+    if program is not None and str(program) == IN_PROCESS:
+        if not in_process:
+            raise LlamaCppError(
+                f"{IN_PROCESS} is not installed here; CMAKE_ARGS=-DGGML_RPC=ON pip"
+                f" install {IN_PROCESS}"
+            )
+        return Judge(build=library_build(None))
     server = find_binary("llama-server", program)
     folder = library_folder(server) if server is not None else None
     if in_process and (program is None or folder is not None):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from offload.engine.binaries import find_binary
+from offload.engine.verify import find_judge
 from offload.source import read_header
 from tests.missing import missing
 from tuner.check.baseline import baseline_text, read_baseline, write_baseline
@@ -194,6 +195,23 @@ def test_a_build_beside_itself(small: Path) -> None:
     assert any("pairs of" in note for note in said["speed"]["notes"])
     done = shell('offload check --update --builds "$1" "$1"', small, server)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_the_embedded_build_beside_a_server(small: Path) -> None:
+    """`llama-cpp-python` names the llama.cpp inside it, whatever llama-server is on PATH."""
+    server = find_binary("llama-server")
+    if server is None:
+        missing("llama-server is not on PATH")
+    script = 'offload check --builds llama-cpp-python "$1" --only memory -o json'
+    done = shell(script, small, server)
+    (said,) = json.loads(done.stdout)["checks"]
+    assert done.returncode in (0, 1), done.stderr
+    assert said["check"] == "memory" and said["verdict"] in ("ok", "changed")
+    builds = {find_judge(Path("llama-cpp-python")).build, find_judge(server).build}
+    (note,) = [note for note in said["notes"] if note.startswith("llama.cpp: ")] or [""]
+    assert all(f"b{build}" in note for build in builds) or len(builds) == 1
+    swapped = shell(script.replace('llama-cpp-python "$1"', '"$1" llama-cpp-python'), small, server)
+    assert swapped.returncode in (0, 1), swapped.stderr
 
 
 def test_recorded_times_that_were_better(small: Path) -> None:
