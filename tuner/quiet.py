@@ -1,6 +1,6 @@
 """Was the machine left alone while something was timed?
 
-The share of the processors that others used meanwhile (time stolen by a hypervisor
+The share of our processors that others used meanwhile (time stolen by a hypervisor
 included), clocks, and whether a card says that it is throttled. Nothing here judges: the
 numbers go beside each sample, and a fit weighs them. [edge]
 """
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import resource
 import time
 from typing import Any, Final
 
 LOAD_NOISY: Final = 0.1
-"""Above this share of all processors a sample is marked as disturbed."""
+"""Above this share of our processors a sample is marked as disturbed."""
 
 _THROTTLED: Final = 0x8 | 0x20 | 0x40 | 0x80
 """nvmlClocksThrottleReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrake."""
@@ -31,14 +32,14 @@ class LoadMeter:
         self._start_s, self._busy_s, self._ours_s = self._now()
 
     def read(self) -> float | None:
-        """The share of all processors that others used; None where that cannot be known."""
+        """The share of our processors that others used; None where that cannot be known."""
         if self._psutil is None:
             return None
         now_s, busy_s, ours_s = self._now()
         elapsed_s = now_s - self._start_s
         others_s = (busy_s - self._busy_s) - (ours_s - self._ours_s)
         self._start_s, self._busy_s, self._ours_s = now_s, busy_s, ours_s
-        n_cpus = self._psutil.cpu_count() or 1
+        n_cpus = len(self._processors()) or 1
         if elapsed_s <= 0:
             return None
         return round(min(max(others_s / (elapsed_s * n_cpus), 0.0), 1.0), 4)
@@ -47,11 +48,14 @@ class LoadMeter:
         """Wall clock, processor seconds of everybody, and ours with all our children."""
         if self._psutil is None:
             return time.monotonic(), 0.0, 0.0
-        times = self._psutil.cpu_times()
-        # time of guests is part of user's; waiting for a disk is no work
-        quiet = times.idle + getattr(times, "iowait", 0.0)
-        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        return time.monotonic(), sum(times) - quiet - guests, self._ours()
+        return time.monotonic(), sum(map(_busy_s, self._processors())), self._ours()
+
+    def _processors(self) -> list[Any]:
+        """Times of the processors that this process may run on (`taskset`, a container's)."""
+        times = self._psutil.cpu_times(percpu=True)
+        if not hasattr(os, "sched_getaffinity"):
+            return list(times)
+        return [times[i] for i in os.sched_getaffinity(0) if i < len(times)]
 
     def _ours(self) -> float:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -62,6 +66,14 @@ class LoadMeter:
                 times = child.cpu_times()
                 total += times.user + times.system + times.children_user + times.children_system
         return float(total)
+
+
+def _busy_s(times: Any) -> float:
+    """Seconds of one processor in which somebody ran."""
+    # time of guests is part of user's; waiting for a disk is no work
+    quiet = times.idle + getattr(times, "iowait", 0.0)
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - quiet - guests)
 
 
 def cpu_mhz() -> float | None:
