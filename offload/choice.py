@@ -13,7 +13,7 @@ bound is for the compute of the solver's own answer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from offload.clock import Clock, make_clock
 from offload.cost import Prediction
@@ -22,6 +22,9 @@ from offload.split import HOST
 from offload.strategy import Priced, Problem, solve_strategy
 from offload.time_search import SAME_SHARE, Candidate, Search, solve_for_time
 from offload.turn import Turn
+
+if TYPE_CHECKING:
+    from offload.across_search import Across
 
 __all__ = ["EVEN", "SAME_SHARE", "Baseline", "Choice", "Decision", "choose_fastest"]
 
@@ -46,7 +49,7 @@ class Choice(NamedTuple):
 
     `bound_s`: no placement on the plan's cards, in their order, takes less, given the compute
     buffers of the solver's last answer. None where the solver had no answer. `left_out` are
-    cards that own nothing.
+    cards that hold nothing.
     """
 
     name: str
@@ -122,13 +125,22 @@ def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = Tru
             if best is None or alone.candidate.turn_s < best.turn_s / (1 + SAME_SHARE):
                 best, only, winner_clock = alone.candidate, d, alone.clock
                 bound_s = alone.bound_s
+    across = _weigh_across(search, clock, best, even)
+    if across is not None:
+        bound_s = (
+            across.bound_s if bound_s is None or only is not None else min(bound_s, across.bound_s)
+        )
+        if across.candidate is not None:
+            best, only, winner_clock, bound_s = across.candidate, None, clock, across.bound_s
+            lines.append(Baseline(best.name, best.priced.fits, best.turn_s))
     if best is None:
         return Decision(even.priced, None)
     prediction = winner_clock.price(best.priced.placement)
     if prediction is None:
         return Decision(even.priced, None)
-    counts = best.priced.placement.split.counts(len(winner_clock.devices))
-    used = {d.name for d, n in zip(winner_clock.devices, counts, strict=True) if n}
+    placement = best.priced.placement
+    holding = {*placement.split.owners, *placement.placed.values()} - {HOST}
+    used = {winner_clock.devices[d].name for d in holding}
     choice = Choice(
         name=best.name,
         turn=clock.speeds.turn,
@@ -140,6 +152,19 @@ def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = Tru
         left_out=tuple(d.name for d in clock.devices if d.name not in used),
     )
     return Decision(best.priced, choice, only)
+
+
+def _weigh_across(
+    search: Search, clock: Clock, best: Candidate | None, even: Candidate
+) -> Across | None:
+    """Experts on cards that do not own their layers; None where that cannot be worth anything."""
+    if best is None or len(clock.devices) < 2:
+        return None
+    from offload.across_search import may_cross, search_across
+
+    if not may_cross(search.problem, clock):
+        return None
+    return search_across(search, clock, best, even.priced.memory)
 
 
 def _may_leave_cards(problem: Problem) -> bool:

@@ -179,6 +179,13 @@ def _reasons(plan: Plan, places: tuple[Place, ...]) -> Iterator[str]:
         return
     yield from _user_reasons(plan)
     yield from _choice_reasons(plan)
+    for d, device in enumerate(plan.devices):
+        if guests := plan.guests(d):
+            yield (
+                f"{device.name} holds experts of {len(guests)} layers that others own: of experts a"
+                " token reads a few, of all else everything, which belongs on faster cards; two"
+                " crossings for each such layer take less than that saves"
+            )
     on_host = plan.split.layers_of(HOST)
     hosted = [t for t in plan.model.expert_tensors if t.name in plan.placement.host_tensors]
     if on_host:
@@ -233,6 +240,11 @@ def _card_reason(plan: Plan, place: Place, d: int) -> str:
     experts = set(plan.model.expert_layers).intersection(own)
     if not experts:
         return f"{place.name} owns {len(own)} layers whole"
+    elsewhere = set(plan.experts_elsewhere(d)).difference(away)
+    if not away and elsewhere:
+        return (
+            f"{place.name} has experts of {len(elsewhere)} of its {len(own)} layers on other cards"
+        )
     if not away:
         return f"{place.name} holds all experts of its {len(own)} layers"
     return (

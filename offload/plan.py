@@ -80,9 +80,25 @@ class Plan:
 
     def experts_on_host(self, device: int) -> tuple[int, ...]:
         """Layers of this card with at least one routed-expert tensor on the host."""
+        return self._with_experts_at(device, (HOST,))
+
+    def experts_elsewhere(self, device: int) -> tuple[int, ...]:
+        """Layers of this card with at least one routed-expert tensor on another card."""
+        cards = (d for d in range(len(self.devices)) if d != device)
+        return self._with_experts_at(device, tuple(cards))
+
+    def guests(self, device: int) -> tuple[int, ...]:
+        """Layers that are not this card's, with at least one routed-expert tensor on it."""
+        mine = set(self.split.layers_of(device))
+        here = {t.il for t in self.model.expert_tensors if self._place(t.name) == device}
+        return tuple(sorted(il for il in here if il is not None and il not in mine))
+
+    def _place(self, name: str) -> int | None:
+        return self.placement.placed.get(name)
+
+    def _with_experts_at(self, device: int, places: tuple[int, ...]) -> tuple[int, ...]:
         mine = self.split.layers_of(device)
-        hosted = self.placement.host_tensors
-        moved = {t.il for t in self.model.expert_tensors if t.name in hosted}
+        moved = {t.il for t in self.model.expert_tensors if self._place(t.name) in places}
         return tuple(il for il in mine if il in moved)
 
 

@@ -48,7 +48,7 @@ _QUICK_EFFORT: Final = 10_000
 _QUICK_GAP: Final = SAME_SHARE / 2
 """Steps of the solver at first; more only where its answer may be off by more than this."""
 
-_SLACK_BYTES: Final = 64 << 20
+SLACK_BYTES: Final = 64 << 20
 """Compute that turns out smaller by less than this is not worth another round."""
 
 
@@ -133,7 +133,7 @@ class Search:
                 best = Candidate(FASTEST, priced, turn_s)
             actual = _compute_of(priced.memory)
             saved = max((c - a for c, a in zip(compute, actual, strict=True)), default=0)
-            if priced.fits and saved <= _SLACK_BYTES:
+            if priced.fits and saved <= SLACK_BYTES:
                 break
             if not priced.fits:
                 actual = tuple(max(a, c) for a, c in zip(actual, compute, strict=True))
@@ -142,6 +142,21 @@ class Search:
             compute = actual
             host_bytes = priced.memory.host.compute_bytes + priced.short_bytes.get(HOST, 0)
         return Found(candidate=best, bound_s=None if best is None else bound_s)
+
+    @property
+    def constant_s(self) -> float:
+        """Seconds of the turn that no choice changes."""
+        return self._times.constant_s
+
+    @property
+    def once_s(self) -> float:
+        """What any card adds that owns anything."""
+        return self._times.once_s
+
+    @property
+    def tables(self) -> tuple[LayerBytes, ...]:
+        """Bytes of every unit on every card, with all experts free to leave."""
+        return self._tables
 
     def bound_s(self) -> float | None:
         """Seconds that no placement is below, whatever compute takes; None where none fits."""
@@ -221,7 +236,7 @@ class Search:
             cards,
             host,
             n_host_units=problem.n_host_layers,
-            counts=_user_counts(problem),
+            counts=user_counts(problem),
             effort=effort,
         )
 
@@ -278,7 +293,7 @@ def _units(
         )
 
 
-def _user_counts(problem: Problem) -> tuple[int, ...] | None:
+def user_counts(problem: Problem) -> tuple[int, ...] | None:
     """Units of each card by the user's `-ts`."""
     if problem.tensor_split is None:
         return None

@@ -61,26 +61,9 @@ def turn_times(clock: Clock, fixed: Mapping[str, int]) -> TurnTimes:
     Host weights are taken to be pinned where some rule can make them so.
     """
     pieces = _Pieces(clock)
-    n_units = clock.model.n_layer + 1
-    by_unit: list[list[_Weight]] = [[] for _ in range(n_units)]
-    users: list[set[int]] = [set() for _ in range(n_units)]
-    constant_s = pieces.constant_s
-    for tensor in multiplied(clock.model):
-        # which layer they are of makes no difference to weights
-        lump = lump_of(clock.model, tensor, HOST)._replace(il=None)
-        unit = n_units - 1 if tensor.home == "output" or tensor.il is None else tensor.il
-        place = fixed.get(tensor.name)
-        if place is None or tensor.role is Role.OUTPUT:
-            stem = expert_stem(tensor.name) if tensor.role is Role.EXPERT else ""
-            by_unit[unit].append((stem, lump))
-            continue
-        constant_s += pieces.weight_s(lump, place)
-        if tensor.role is Role.EXPERT:
-            users[unit].add(place)
-    units = [
-        _Unit(il=il, weights=tuple(weights), users=frozenset(places))
-        for il, (weights, places) in enumerate(zip(by_unit, users, strict=True))
-    ]
+    units, fixed_s = _units_of(clock, fixed, pieces)
+    constant_s = pieces.constant_s + fixed_s
+    users = [unit.users for unit in units]
     # layers that are alike take alike long: most models have two or three kinds
     kinds = [pieces.kind_of(unit) for unit in units]
     first = {kind: unit for unit, kind in zip(reversed(units), reversed(kinds), strict=True)}
@@ -102,6 +85,34 @@ def turn_times(clock: Clock, fixed: Mapping[str, int]) -> TurnTimes:
     )
 
 
+class PlaceTime(NamedTuple):
+    """Seconds of a turn that units of one kind take, wherever their experts lie.
+
+    `base_s` by card that owns it, without routed experts; `host_s` with everything on the
+    host; `expert_s` by stem and place, cards first and the host last; `cross_s[owner][place]`
+    once, as soon as any expert lies there.
+    """
+
+    base_s: tuple[float, ...]
+    host_s: float
+    expert_s: Mapping[str, tuple[float, ...]]
+    cross_s: tuple[tuple[float, ...], ...]
+
+
+def place_times(clock: Clock) -> tuple[tuple[PlaceTime, ...], tuple[int, ...]]:
+    """Times by kind of unit, and each unit's kind; for models whose tensors no rule has moved."""
+    pieces = _Pieces(clock)
+    numbers: dict[tuple[object, ...], int] = {}
+    kinds: list[PlaceTime] = []
+    kind_of = []
+    for unit in _units_of(clock, {}, pieces)[0]:
+        number = numbers.setdefault(pieces.kind_of(unit), len(kinds))
+        if number == len(kinds):
+            kinds.append(pieces.unit_anywhere(unit))
+        kind_of.append(number)
+    return tuple(kinds), tuple(kind_of)
+
+
 _Weight = tuple[str, Lump]
 """The stem of a routed-expert matrix (else nothing), and its size and type."""
 
@@ -112,6 +123,31 @@ class _Unit(NamedTuple):
     il: int
     weights: tuple[_Weight, ...]
     users: frozenset[int]
+
+
+def _units_of(clock: Clock, fixed: Mapping[str, int], pieces: _Pieces) -> tuple[list[_Unit], float]:
+    """Every unit with the weights that go where it goes, and seconds of those that are fixed."""
+    n_units = clock.model.n_layer + 1
+    fixed_s = 0.0
+    by_unit: list[list[_Weight]] = [[] for _ in range(n_units)]
+    users: list[set[int]] = [set() for _ in range(n_units)]
+    for tensor in multiplied(clock.model):
+        # which layer they are of makes no difference to weights
+        lump = lump_of(clock.model, tensor, HOST)._replace(il=None)
+        unit = n_units - 1 if tensor.home == "output" or tensor.il is None else tensor.il
+        place = fixed.get(tensor.name)
+        if place is None or tensor.role is Role.OUTPUT:
+            stem = expert_stem(tensor.name) if tensor.role is Role.EXPERT else ""
+            by_unit[unit].append((stem, lump))
+            continue
+        fixed_s += pieces.weight_s(lump, place)
+        if tensor.role is Role.EXPERT:
+            users[unit].add(place)
+    units = [
+        _Unit(il=il, weights=tuple(weights), users=frozenset(places))
+        for il, (weights, places) in enumerate(zip(by_unit, users, strict=True))
+    ]
+    return units, fixed_s
 
 
 class _Pieces:
@@ -241,3 +277,26 @@ class _Pieces:
         total_s = self._layer_s(unit.il, HOST)
         total_s += sum(self.weight_s(lump, HOST) for _, lump in unit.weights)
         return total_s + self._crossings_s(places, HOST)
+
+    def unit_anywhere(self, unit: _Unit) -> PlaceTime:
+        """One unit on each card, each of its experts' matrices in each place."""
+        cards = range(len(self._place) - 1)
+        places = (*cards, HOST)
+        expert_s: dict[str, list[float]] = {}
+        for stem, lump in unit.weights:
+            if stem:
+                sums = expert_s.setdefault(stem, [0.0] * len(places))
+                for e, place in enumerate(places):
+                    sums[e] += self.weight_s(lump, place)
+        return PlaceTime(
+            base_s=tuple(
+                self._layer_s(unit.il, d)
+                + sum(self.weight_s(lump, d) for stem, lump in unit.weights if not stem)
+                for d in cards
+            ),
+            host_s=self.unit_on_host(unit),
+            expert_s={stem: tuple(sums) for stem, sums in expert_s.items()},
+            cross_s=tuple(
+                tuple(self._crossings_s(frozenset((place,)), d) for place in places) for d in cards
+            ),
+        )

@@ -77,6 +77,8 @@ def devices_to_json(plan: Plan) -> list[dict[str, Any]]:
             "layers": list(plan.split.layers_of(d)),
             "output": plan.split.output_owner == d,
             "experts_on_host": list(plan.experts_on_host(d)),
+            "experts_elsewhere": list(plan.experts_elsewhere(d)),
+            "experts_of_others": list(plan.guests(d)),
             **_memory_to_json(plan.memory.devices[d]),
             "headroom_bytes": plan.headroom_bytes(d),
             "short_bytes": plan.short_bytes.get(d, 0),

@@ -70,13 +70,15 @@ def _table(plan: Plan) -> Iterator[str]:
     for d, device in enumerate(plan.devices):
         own = plan.split.layers_of(d)
         away = plan.experts_on_host(d)
+        elsewhere = plan.experts_elsewhere(d)
         with_experts = set(plan.model.expert_layers).intersection(own)
+        n_kept = len(with_experts) - len({*away, *elsewhere})
         output = " + output" if plan.split.output_owner == d else ""
         rows.append(
             (
                 device.name,
                 f"{ranges(own) or 'none'}{output}",
-                f"{len(with_experts) - len(away)} of {len(with_experts)}",
+                f"{n_kept} of {len(with_experts)}",
                 ranges(away) or "none",
                 *_numbers(plan.memory.devices[d]),
                 f"{plan.headroom_bytes(d) // MIB}",
@@ -95,7 +97,20 @@ def _table(plan: Plan) -> Iterator[str]:
         )
     )
     yield from render_columns(rows, "<<<<>>>><")
+    for d, device in enumerate(plan.devices):
+        if guests := plan.guests(d):
+            owners = {_owner(plan, il) for il in guests}
+            yield f"{device.name} holds experts of {ranges(guests)} too, layers of {_and(owners)}"
     yield f"bars: {_BAR_KEY}" if plan.devices else ""
+
+
+def _owner(plan: Plan, il: int) -> str:
+    owner = plan.split.owners[il]
+    return "the host" if owner == HOST else plan.devices[owner].name
+
+
+def _and(names: set[str]) -> str:
+    return " and ".join(sorted(names))
 
 
 def _host_left(plan: Plan) -> int:
