@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ def render_bench(learned: Learned, sweep: Sweep, path: Path | None, *, markdown:
     ]
     if path is not None:
         parts.append(f"profile: {path}")
+        parts.append(f"with pictures: offload report {shlex.quote(str(path))}")
     return "\n\n".join(part for part in parts if part)
 
 

@@ -23,6 +23,7 @@ COMMANDS: Final = (
     "bench",
     "compare",
     "check",
+    "report",
 )
 
 

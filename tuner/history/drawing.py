@@ -13,6 +13,9 @@ from offload.errors import UsageError
 from tuner.history.log import HistoryEntry, read_history
 from tuner.history.series import Series, group_entries, make_series
 
+SOFTWARE: Final = "offload report"
+"""What pictures say of their maker, so that the next report may write over them."""
+
 _WIDTH_INCHES: Final = 9.0
 _PANEL_INCHES: Final = 2.4
 _LABELS_MAX: Final = 20
@@ -40,7 +43,7 @@ def draw_history(path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) 
         for (name, machine), entries in groups.items():
             figure = _draw(Figure, f"{name}  {machine}".strip(), make_series(entries))
             files.append(_free_name(folder, f"{name}-{machine}", files))
-            figure.savefig(files[-1], dpi=120)
+            figure.savefig(files[-1], dpi=120, metadata={"Software": SOFTWARE})
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; the pictures cannot be written") from None
     return tuple(files)
