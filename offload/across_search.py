@@ -8,7 +8,7 @@ Lays the units before offload/fastest/across.py, and asks again with the compute
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from offload.placement import Placement
 from offload.solve import Solution
 from offload.speeds import PROFILE
 from offload.split import HOST
-from offload.strategy import Priced, Problem, make_placement, price_problem
+from offload.strategy import Priced, make_placement, price_problem
 from offload.time_search import SAME_SHARE, SLACK_BYTES, Candidate, Search, user_counts
 from offload.unit_times import PlaceTime, place_times
 
@@ -43,16 +43,24 @@ class Across(NamedTuple):
     bound_s: float
 
 
-def may_cross(problem: Problem, clock: Clock) -> bool:
-    """Whether anything could be gained: several cards of unequal speed, no rules of the user's.
+def may_cross(search: Search, clock: Clock, best: Candidate) -> bool:
+    """Whether anything could be gained: several cards, no rules of the user's, unequal speed.
 
-    What a crossing takes across a network only a measurement tells.
+    Cards that are alike can only pool what each has left, which is worth no more than that
+    many bytes fewer on the host. What a crossing takes across a network only a measurement tells.
     """
+    problem = search.problem
     if len(clock.devices) < 2 or problem.has_user_rules or not problem.model.expert_tensors:
         return False
     if clock.source != PROFILE and any(device.endpoint for device in clock.devices):
         return False
-    return len({_rates(clock, device.name) for device in clock.devices}) > 1
+    if len({_rates(clock, device.name) for device in clock.devices}) > 1:
+        return True
+    if HOST not in best.priced.placement.placed.values():
+        return False
+    used = (device.total_bytes for device in best.priced.memory.devices)
+    left = (max(room - n, 0) for room, n in zip(problem.room_bytes, used, strict=False))
+    return sum(left) * search.most_saved_s > best.turn_s * SAME_SHARE
 
 
 def _rates(clock: Clock, name: str) -> tuple[tuple[str, str, float], ...]:
@@ -73,7 +81,7 @@ def search_across(search: Search, clock: Clock, best: Candidate, memory: Breakdo
     found: Candidate | None = None
     bound_s = inf
     for _ in range(_ROUNDS):
-        answer = layout.ask(compute, best.turn_s, enough_s)
+        answer = layout.ask(compute, best, enough_s)
         bound_s = min(bound_s, answer.bound_s + search.constant_s)
         if not answer.places:
             break
@@ -84,6 +92,8 @@ def search_across(search: Search, clock: Clock, best: Candidate, memory: Breakdo
         if priced.fits and is_worth and (found is None or turn_s < found.turn_s):
             found = Candidate(ACROSS, priced, turn_s)
         actual = [device.compute_bytes for device in priced.memory.devices]
+        if priced.fits and found is None:
+            break
         if priced.fits and all(c - a <= SLACK_BYTES for a, c in zip(actual, compute, strict=True)):
             break
         if not priced.fits:
@@ -152,11 +162,14 @@ class _Layout:
         known = hop is not None and hop.value > 0
         self._hop_doubt = hop.standard_error / hop.value if hop is not None and known else 1.0
 
-    def ask(self, compute: Sequence[int], best_s: float, enough_s: float) -> AcrossAnswer:
+    def ask(self, compute: Sequence[int], best: Candidate, enough_s: float) -> AcrossAnswer:
         """The solver's answer with these compute buffers."""
         rooms = zip(self._problem.room_bytes, compute, strict=True)
         asked = self._asked._replace(budget_bytes=tuple(max(r - c, 0) for r, c in rooms))
-        return solve_across(asked, best_s - self._constant_s, enough_s - self._constant_s)
+        counts = best.priced.placement.split.counts(len(self._tables))
+        ends = (*accumulate(counts, initial=len(asked.kind_of) - sum(counts)),)
+        constant_s = self._constant_s
+        return solve_across(asked, best.turn_s - constant_s, enough_s - constant_s, (ends,))
 
     def priced(self, answer: AcrossAnswer) -> Priced:
         """The answer as a placement, with its memory."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from offload.clock import Clock, make_clock
 from offload.cost import Prediction
 from offload.options import Strategy
-from offload.split import HOST
-from offload.strategy import Priced, Problem, solve_strategy
+from offload.split import HOST, LayerSplit
+from offload.strategy import Priced, Problem, price_problem, solve_strategy
 from offload.time_search import SAME_SHARE, Candidate, Search, solve_for_time
 from offload.turn import Turn
 
@@ -75,15 +75,18 @@ class Choice(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The placement to take; `only` is the one card it is for, None where it is for all.
+    """The placement to take; `cards` are those it is for, None where it is for all.
 
     Without `choice` nothing that was weighed fits, and `priced` is the even spread.
     """
 
     priced: Priced
     choice: Choice | None
-    only: int | None = None
+    cards: tuple[int, ...] | None = None
 
+
+_TAKEN_OVER: Final = ("prefill.stream", "prefill.read", "prefill.flops")
+"""What the first card does with host experts."""
 
 _BASELINES: Final = (Strategy.FIRST, Strategy.LAST, Strategy.ALL)
 
@@ -91,7 +94,8 @@ _BASELINES: Final = (Strategy.FIRST, Strategy.LAST, Strategy.ALL)
 def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = True) -> Decision:
     """The shortest turn of all placements weighed; the even spread where none is shorter by 1 %.
 
-    With `may_drop_cards` each card is weighed alone too, the others not even started.
+    With `may_drop_cards` each card is weighed alone too, and all but the first few, the others
+    not even started.
     """
     priced = solve_strategy(problem, Strategy.EVEN)
     weighed = [Candidate(EVEN, priced, clock.seconds(priced.placement))]
@@ -111,36 +115,41 @@ def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = Tru
         weighed.append(Candidate(str(strategy), priced, clock.seconds(priced.placement)))
         lines.append(Baseline(str(strategy), priced.fits, weighed[-1].turn_s))
     best = _shortest(weighed)
-    only: int | None = None
+    cards: tuple[int, ...] | None = None
     bound_s = found.bound_s
-    winner_clock = clock
-    if may_drop_cards and len(problem.backends) > 1 and _may_leave_cards(problem):
-        for d, line, alone in _each_alone(
+    winner = winner_of_all = search, clock, even
+    may_leave = may_drop_cards and len(problem.backends) > 1 and _may_leave_cards(problem)
+    if may_leave:
+        for some, line, fewer in _fewer_cards(
             problem, clock, None if best is None else best.turn_s / (1 + SAME_SHARE)
         ):
             lines.append(line)
-            if alone is None or not alone.candidate.priced.fits:
+            if fewer is None or not fewer.candidate.priced.fits:
                 continue
             # all cards together prefill in turns (pipeline parallelism), which the clock leaves out
-            if best is None or alone.candidate.turn_s < best.turn_s / (1 + SAME_SHARE):
-                best, only, winner_clock = alone.candidate, d, alone.clock
-                bound_s = alone.bound_s
-    across = _weigh_across(search, clock, best, even)
-    if across is not None:
-        bound_s = (
-            across.bound_s if bound_s is None or only is not None else min(bound_s, across.bound_s)
-        )
+            if best is None or fewer.candidate.turn_s < best.turn_s / (1 + SAME_SHARE):
+                best, cards, bound_s = fewer.candidate, some, fewer.bound_s
+                winner = fewer.search, fewer.clock, fewer.even
+    tried: list[tuple[_Asked, tuple[int, ...] | None]] = [(winner_of_all, None)]
+    if cards is not None and len(cards) > 1:
+        tried.append((winner, cards))
+    for (its_search, its_clock, its_even), some_cards in tried if best is not None else ():
+        across = _weigh_across(its_search, its_clock, best, its_even)
+        if across is None:
+            continue
+        if some_cards == cards:
+            bound_s = across.bound_s if bound_s is None else min(bound_s, across.bound_s)
         if across.candidate is not None:
-            best, only, winner_clock, bound_s = across.candidate, None, clock, across.bound_s
+            best, cards, bound_s = across.candidate, some_cards, across.bound_s
+            winner = its_search, its_clock, its_even
             lines.append(Baseline(best.name, best.priced.fits, best.turn_s))
     if best is None:
         return Decision(even.priced, None)
+    winner_clock = winner[1]
     prediction = winner_clock.price(best.priced.placement)
     if prediction is None:
         return Decision(even.priced, None)
-    placement = best.priced.placement
-    holding = {*placement.split.owners, *placement.placed.values()} - {HOST}
-    used = {winner_clock.devices[d].name for d in holding}
+    used = {winner_clock.devices[d].name for d in _holding(best.priced)}
     choice = Choice(
         name=best.name,
         turn=clock.speeds.turn,
@@ -151,7 +160,39 @@ def choose_fastest(problem: Problem, clock: Clock, *, may_drop_cards: bool = Tru
         source=clock.source,
         left_out=tuple(d.name for d in clock.devices if d.name not in used),
     )
-    return Decision(best.priced, choice, only)
+    if may_leave and choice.left_out:
+        return _without_idle(problem, best.priced, choice, cards)
+    return Decision(best.priced, choice, cards)
+
+
+def _without_idle(
+    problem: Problem, priced: Priced, choice: Choice, cards: tuple[int, ...] | None
+) -> Decision:
+    """The same placement for the cards that hold something; the others need no buffers then.
+
+    The first one stays where anything is on the host, since that is what takes it over, and all
+    stay where it would not fit otherwise.
+    """
+    all_cards = tuple(range(len(problem.backends))) if cards is None else cards
+    places = {*priced.placement.split.owners, *priced.placement.placed.values()}
+    kept = sorted(_holding(priced) | ({0} if HOST in places else set()))
+    if len(kept) < len(all_cards):
+        index = {d: n for n, d in enumerate(kept)} | {HOST: HOST}
+        placement = priced.placement._replace(
+            split=LayerSplit(owners=tuple(index[d] for d in priced.placement.split.owners)),
+            placed={name: index[d] for name, d in priced.placement.placed.items()},
+        )
+        some = tuple(all_cards[d] for d in kept)
+        again = price_problem(_sub_problem(problem, some), placement)
+        if again.fits:
+            return Decision(again, choice, some)
+    return Decision(priced, choice, cards)
+
+
+def _holding(priced: Priced) -> set[int]:
+    """Cards that own a unit or hold anything that a rule sends there."""
+    placement = priced.placement
+    return {*placement.split.owners, *placement.placed.values()} - {HOST}
 
 
 def _weigh_across(
@@ -162,7 +203,7 @@ def _weigh_across(
         return None
     from offload.across_search import may_cross, search_across
 
-    if not may_cross(search.problem, clock):
+    if not may_cross(search, clock, best):
         return None
     return search_across(search, clock, best, even.priced.memory)
 
@@ -172,64 +213,106 @@ def _may_leave_cards(problem: Problem) -> bool:
     return problem.tensor_split is None and all(d == HOST for d in problem.user_placed.values())
 
 
-class _Alone(NamedTuple):
+_Asked = tuple[Search, Clock, Candidate]
+"""A problem on some cards, laid out, with its even spread."""
+
+
+class _Fewer(NamedTuple):
+    """The best on some of the cards."""
+
+    search: Search
     clock: Clock
+    even: Candidate
     candidate: Candidate
     bound_s: float | None
 
 
-def _each_alone(
+def _fewer_cards(
     problem: Problem, clock: Clock, limit_s: float | None
-) -> Iterator[tuple[int, Baseline, _Alone | None]]:
-    """Each card as the only one; worked out only where it could beat `limit_s`.
+) -> Iterator[tuple[tuple[int, ...], Baseline, _Fewer | None]]:
+    """Each card as the only one, and all behind each that takes host experts over faster.
 
-    Cards of equal memory and speeds are worked out once.
+    The solver itself leaves cards empty, which costs nothing but for the first one: that is
+    where host experts are streamed to. So only which card is the first is left to try, and
+    a later one is worth it only where it does something of that faster. Worked out only
+    where it could beat `limit_s`; cards of equal memory and speeds are worked out once.
     """
+    n_cards = len(clock.devices)
     seen: dict[object, Baseline] = {}
-    for d, device in enumerate(clock.devices):
-        own = _sub_problem(problem, d)
+    tried: list[tuple[tuple[int, ...], str]] = [
+        ((d,), f"{device.name} alone") for d, device in enumerate(clock.devices)
+    ]
+    tried += [
+        (
+            tuple(range(first, n_cards)),
+            f"without {', '.join(d.name for d in clock.devices[:first])}",
+        )
+        for first in _better_firsts(clock)
+        if first < n_cards - 1
+    ]
+    for cards, name in tried:
+        own = _sub_problem(problem, cards)
         mine = make_clock(
             clock.model,
-            (device,),
+            tuple(clock.devices[d] for d in cards),
             clock.context,
             clock.speeds,
             op_offload=clock.op_offload,
             load_mode=clock.load_mode,
         )
-        name = f"{device.name} alone"
         rates = tuple(value.value for _, value in sorted(mine.coefficients.table.items()))
         key = (own.backends, own.room_bytes, rates)
         if key in seen:
-            yield d, seen[key]._replace(name=name), None
+            yield cards, seen[key]._replace(name=name), None
             continue
         search = Search(own, mine)
         bound_s = search.bound_s()
-        alone: _Alone | None = None
+        fewer: _Fewer | None = None
         if bound_s is None:
             line = Baseline(name, feasible=False, turn_s=None)
         elif limit_s is not None and bound_s >= limit_s:
             line = Baseline(name, feasible=None, turn_s=bound_s, is_bound=True)
         else:
-            alone = _best_alone(search, mine, name)
-            line = Baseline(name, alone.candidate.priced.fits, alone.candidate.turn_s)
+            fewer = _best_on(search, mine, name)
+            line = Baseline(name, fewer.candidate.priced.fits, fewer.candidate.turn_s)
         seen[key] = line
-        yield d, line, alone
+        yield cards, line, fewer
 
 
-def _best_alone(search: Search, clock: Clock, name: str) -> _Alone:
-    even = solve_strategy(search.problem, Strategy.EVEN)
-    weighed = [Candidate(name, even, clock.seconds(even.placement))]
-    found = solve_for_time(search, weighed[0])
+def _better_firsts(clock: Clock) -> Iterator[int]:
+    """Cards that no card before them is as fast as in everything that the first one takes over."""
+    earlier: list[dict[str, float]] = []
+    for d, device in enumerate(clock.devices):
+        if not (device.backend.offloads_ops and clock.op_offload):
+            continue
+        mine = {
+            feature.replace(f".{device.name}", ""): coefficient.value
+            for feature, coefficient in clock.coefficients.table.items()
+            if feature.startswith(_TAKEN_OVER) and feature.split(".")[2] == device.name
+        }
+        if earlier and not any(
+            all(one.get(feature, value) <= value for feature, value in mine.items())
+            for one in earlier
+        ):
+            yield d
+        earlier.append(mine)
+
+
+def _best_on(search: Search, clock: Clock, name: str) -> _Fewer:
+    priced = solve_strategy(search.problem, Strategy.EVEN)
+    even = Candidate(name, priced, clock.seconds(priced.placement))
+    weighed = [even]
+    found = solve_for_time(search, even)
     if found.candidate is not None:
         weighed.append(found.candidate._replace(name=name))
-    return _Alone(clock, _shortest(weighed) or weighed[0], found.bound_s)
+    return _Fewer(search, clock, even, _shortest(weighed) or even, found.bound_s)
 
 
-def _sub_problem(problem: Problem, card: int) -> Problem:
+def _sub_problem(problem: Problem, cards: tuple[int, ...]) -> Problem:
     return problem._replace(
-        backends=(problem.backends[card],),
-        room_bytes=(problem.room_bytes[card],),
-        free_bytes=(problem.free_bytes[card],),
+        backends=tuple(problem.backends[d] for d in cards),
+        room_bytes=tuple(problem.room_bytes[d] for d in cards),
+        free_bytes=tuple(problem.free_bytes[d] for d in cards),
     )
 
 

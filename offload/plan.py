@@ -127,11 +127,12 @@ def make_plan(
     if speeds is None or options.strategy is not Strategy.OWN or not cards:
         priced = solve_strategy(problem, options.strategy)
     else:
-        priced, choice, only = _fastest(problem, cards, options, speeds)
-        if only is not None:
-            cards, margins = (cards[only],), (margins[only],)
+        priced, choice, some = _fastest(problem, cards, options, speeds)
+        if some is not None:
+            cards, margins = tuple(cards[d] for d in some), tuple(margins[d] for d in some)
             offered = cards
-            options = replace(options, device_names=(cards[0].name,), margin_bytes=margins)
+            names = tuple(card.name for card in cards)
+            options = replace(options, device_names=names, margin_bytes=margins)
             problem = _problem(model, cards, margins, options, host_free_bytes)
     ours = {
         name: "CPU" if device == HOST else cards[device].buffer_type
@@ -160,7 +161,7 @@ def make_plan(
 
 def _fastest(
     problem: Problem, cards: Sequence[Device], options: PlanOptions, speeds: Speeds
-) -> tuple[Priced, Choice | None, int | None]:
+) -> tuple[Priced, Choice | None, tuple[int, ...] | None]:
     """The shortest turn; only those who ask for it wait for its modules to be imported."""
     from offload.choice import choose_fastest
     from offload.clock import make_clock

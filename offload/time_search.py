@@ -154,6 +154,21 @@ class Search:
         return self._times.once_s
 
     @property
+    def most_saved_s(self) -> float:
+        """Seconds that a byte of experts saves at most on the first card instead of the host."""
+        return max(
+            (
+                time.away_s.get(unit.stem, 0.0) / unit.n_bytes
+                for units, time in zip(
+                    self._tables[0].expert_units, self._times.cards[0], strict=True
+                )
+                for unit in units
+                if unit.n_bytes
+            ),
+            default=0.0,
+        )
+
+    @property
     def tables(self) -> tuple[LayerBytes, ...]:
         """Bytes of every unit on every card, with all experts free to leave."""
         return self._tables

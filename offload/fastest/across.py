@@ -21,6 +21,9 @@ from offload.fastest.filling import Group, Option, fill, groups_of
 _ROUNDS: Final = 80
 """Times that prices are moved."""
 
+_NEAR: Final = (1, 4, 12)
+"""Units by which a range's end is moved, to see whether that is better."""
+
 _STALE: Final = 5
 """Rounds without a better bound after which prices move half as far."""
 
@@ -36,7 +39,7 @@ _KEPT: Final = 0.7
 _FIRST_SHARES: Final = (0.5, 0.1, 0.02, 0.004, 0.0)
 """Where prices begin, as shares of what a byte on a card saves."""
 
-_EFFORT: Final = 60_000
+_EFFORT: Final = 30_000
 """Choices looked at when ranges are filled."""
 
 _WAYS: Final = 4
@@ -98,12 +101,18 @@ class AcrossAnswer(NamedTuple):
     bound_s: float
 
 
-def solve_across(problem: AcrossProblem, best_s: float, enough_s: float) -> AcrossAnswer:
+def solve_across(
+    problem: AcrossProblem,
+    best_s: float,
+    enough_s: float,
+    ways: Sequence[tuple[int, ...]] = (),
+) -> AcrossAnswer:
     """Fewer seconds than `best_s`, if that is found, and a bound of all there are.
 
-    Given up as soon as nothing can be below `enough_s`. Deterministic.
+    `ways` are ends of ranges to look at as well, such as those of what is best so far. Given up
+    as soon as nothing can be below `enough_s`. Deterministic.
     """
-    return _Across(problem, best_s, enough_s).solve()
+    return _Across(problem, best_s, enough_s).solve(ways)
 
 
 class _Across:
@@ -120,12 +129,14 @@ class _Across:
         self._effort = Effort(_EFFORT)
         self._found: dict[tuple[int, ...], tuple[float, list[float]]] = {}
 
-    def solve(self) -> AcrossAnswer:
+    def solve(self, ways: Sequence[tuple[int, ...]]) -> AcrossAnswer:
         """Bound by prices, then ways for real; again with what was found, where that may help."""
         bound_s, prices = self._climb(self._first_prices(), _KEPT)
         for kept in (0.0, _KEPT, None):
             if bound_s >= self._enough_s:
                 break
+            for way in ways:
+                self._descend(way, (prices,))
             for _, at, way in self._ways()[:_WAYS]:
                 self._descend(way, (at, prices))
             if kept is None or bound_s >= self._upper_s * (1 - _CLOSE):
@@ -276,7 +287,7 @@ class _Across:
         here = self._fill(way, prices)
         while self._effort.is_left:
             at, nearest = min(
-                ((self._fill(near, prices), near) for near in self._near(way)),
+                ((self._fill(near, prices[-1:]), near) for near in self._near(way)),
                 default=(inf, way),
             )
             if at >= here:
@@ -289,7 +300,7 @@ class _Across:
             return
         starts = self._problem.starts
         for c in range(len(way) - 1):
-            for end in (way[c] - 1, way[c] + 1):
+            for end in sorted(way[c] + sign * step for step in _NEAR for sign in (-1, 1)):
                 low = way[c - 1] if c else 0
                 if low <= end <= way[c + 1] and (c or end in starts):
                     yield (*way[:c], end, *way[c + 1 :])

@@ -161,7 +161,7 @@ class _Filling:
                 if not count:
                     continue
                 old = group.options[before]
-                self._effort.spend(len(group.options))
+                self._effort.spend(len(group.options) * len(self._room) // 2)
                 for after, new in enumerate(group.options):
                     if after != before:
                         more = [b - a for a, b in zip(old.n_bytes, new.n_bytes, strict=True)]

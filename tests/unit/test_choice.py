@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from offload.units import GIB
 from tuner.synth import write_shape
 
 OPTIONS = PlanOptions(n_ctx=8192)
+ROOMY = PlanOptions(n_ctx=16384, n_parallel=1)
 SPEEDS = Speeds(host=Host(bandwidth_bytes_per_s=80 * 10**9))
 FAST, SLOW = "24GiB:936GB/s:25GB/s", "24GiB:100GB/s:6GB/s"
 MACHINES = (
@@ -129,6 +131,85 @@ def test_a_slow_card_that_only_costs_is_left_out(shape: Callable[[str], Model]) 
     assert seconds(plan) < 0.9 * seconds(even)
     kept = planned(model, devices, may_drop_cards=False)
     assert [d.name for d in kept.devices] == ["CUDA0", "CUDA1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "left"),
+    [
+        (
+            "qwen3-235b-a22b",
+            ("24GiB:346GB/s:1GB/s", "24GiB:346GB/s:1GB/s", *(FAST,) * 2),
+            {"CUDA0", "CUDA1"},
+        ),
+        (
+            "gpt-oss-120b",
+            (FAST, "24GiB:20GB/s:1GB/s", "24GiB:1008GB/s:25GB/s", "24GiB:20GB/s:1GB/s"),
+            {"CUDA1", "CUDA3"},
+        ),
+        ("gpt-oss-120b", ("16GiB:320GB/s:1GB/s", FAST, "16GiB:30GB/s:1GB/s", FAST), {"CUDA2"}),
+    ],
+)
+def test_any_cards_that_only_cost_are_left_out(
+    shape: Callable[[str], Model], name: str, texts: tuple[str, ...], left: set[str]
+) -> None:
+    """Of all subsets, each planned as a machine of its own, none is 1 % shorter."""
+    model, devices = shape(name), cards(*texts)
+
+    plan = planned(model, devices)
+
+    assert plan.choice is not None and set(plan.choice.left_out) == left
+    assert {d.name for d in plan.devices} == {d.name for d in devices} - left
+    note = next(a.text for a in plan.advice if a.code == "card-left-out")
+    assert all(one in note for one in left)
+    for n in range(1, len(devices)):
+        for some in combinations(devices, n):
+            other = planned(model, some, may_drop_cards=False)
+            if other.feasible:
+                assert seconds(plan) <= seconds(other) * (1 + SAME_SHARE)
+
+
+def test_experts_go_to_a_slower_card_where_that_is_faster(
+    shape: Callable[[str], Model],
+) -> None:
+    """What every token reads stays on the fast card; the slow one holds experts and no layer."""
+    plan = planned(shape("glm-4.5-air"), cards("24GiB:1TB/s:25GB/s", *("24GiB:346GB/s:6GB/s",) * 2))
+
+    assert plan.feasible and plan.choice is not None and plan.choice.name == "across"
+    assert plan.placement.crossed and plan.guests(1) and not plan.choice.left_out
+    assert set(plan.guests(1)) <= set(plan.experts_elsewhere(0))
+    placed = replay(plan.rules, plan.model.tensor_names)
+    names = {HOST: "CPU", 0: "CUDA0", 1: "CUDA1", 2: "CUDA2"}
+    assert placed == {name: names[d] for name, d in plan.placement.placed.items()}
+    others = [
+        one.turn_s
+        for one in plan.choice.baselines
+        if one.name != "across" and one.feasible and one.turn_s is not None
+    ]
+    assert plan.choice.turn_s < min(others) / (1 + SAME_SHARE)
+    assert plan.choice.bound_s is not None and plan.choice.bound_s <= plan.choice.turn_s
+
+
+def test_alike_cards_do_not_ask_for_experts_elsewhere(
+    shape: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is gained there, so that a plan does not take longer."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("offload.across_search.search_across", never)
+    for texts in ((FAST, FAST), (FAST, "24GiB:936GB/s:1GB/s"), ("20GiB:936GB/s:25GB/s", FAST)):
+        assert planned(shape("gpt-oss-120b"), cards(*texts)).feasible
+    alone = planned(shape("gpt-oss-120b"), cards(FAST))
+    assert alone.feasible and not alone.placement.crossed
+
+
+def test_alike_cards_pool_what_each_has_left(shape: Callable[[str], Model]) -> None:
+    """Where matrices are so large that much of every card is left, some fit another's rest."""
+    plan = planned(shape("llama-4-scout"), cards(*("12GiB:360GB/s:6GB/s",) * 6), ROOMY)
+
+    assert plan.feasible and plan.choice is not None and plan.choice.name == "across"
+    assert plan.placement.crossed and all(plan.headroom_bytes(d) >= 0 for d in range(6))
 
 
 def test_the_faster_card_holds_more(shape: Callable[[str], Model]) -> None:
