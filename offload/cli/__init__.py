@@ -36,6 +36,9 @@ def main() -> None:
     # what a plan makes it keeps to its end: looking for garbage every 700 objects took 3 % of it
     gc.set_threshold(50_000)
     typed = sys.argv[1:2]
+    if typed == ["--version"]:
+        _print_version()
+        return
     try:
         for command in typed if typed and typed[0] in COMMANDS else COMMANDS:
             import_module(f"offload.cli.{command}")
@@ -49,6 +52,14 @@ def main() -> None:
         if typed and typed[0] in _HOLDS_NOTHING and isinstance(end.code, int):
             _leave(end.code)
         raise
+
+
+def _print_version() -> None:
+    """Answered before any command is imported, or the package's metadata looked up."""
+    from offload import __version__
+
+    if sys.stdout is not None:
+        sys.stdout.write(f"offload {__version__}\n")
 
 
 def _leave(exit_code: int) -> NoReturn:

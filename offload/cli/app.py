@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, Final, NoReturn, get_type_hints
+from typing import Annotated, Any, Final, NoReturn, get_type_hints
 
 import typer
 
@@ -27,7 +27,11 @@ app: Final = typer.Typer(
 
 
 @app.callback()
-def offload() -> None:
+def offload(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version, alone before any command.")
+    ] = False,
+) -> None:
     """Plan which weights of a mixture-of-experts model go to which card, for llama.cpp."""
 
 
