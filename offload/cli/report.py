@@ -35,7 +35,7 @@ def report(
     ] = None,
 ) -> int:
     """Write what was measured of a machine, or build after build, as Markdown and pictures."""
-    _need_numpy()
+    _prepare_numpy()
     folder = Path(out)
     written: list[Path] = []
     if history is not None:
@@ -78,9 +78,13 @@ def _read(path: str | None) -> Profile:
     return found[1]
 
 
-def _need_numpy() -> None:
+def _prepare_numpy() -> None:
+    """Matrices here are small: threads would only wait for each other, and sum in any order."""
+    import os
     from importlib.util import find_spec
 
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     if find_spec("numpy") is None:
         raise OffloadError("fitting needs numpy: pip install 'offload[tuner]', or numpy itself")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tuner.report.law import Law
+from tuner.quiet import LOAD_NOISY
+from tuner.report.card import is_virtual
+from tuner.report.law import Law, LawPoint
 from tuner.report.report import Report
 from tuner.report.tables import duration, significant, table
 
@@ -77,6 +79,12 @@ def _phase_sentence(law: Law) -> str:
         return f"{what} is about as fast with all experts on the host as with none there"
     unit = "each token" if law.phase == "decode" else "each token of it"
     all_t_s, none_t_s = significant(1.0 / everything), significant(1.0 / none)
+    if not law.is_told:
+        return (
+            f"{what} ran at {all_t_s} t/s with all experts on the host and {none_t_s} with none,"
+            f" but repetitions of both overlap ({_span(law.all)} and {_span(law.none)}), so what"
+            " it costs cannot be told"
+        )
     said = f"{what} runs at {all_t_s} t/s with all experts on the host and {none_t_s} with none: "
     if law.slope_s < 0:
         saved = duration(-law.slope_s)
@@ -86,3 +94,20 @@ def _phase_sentence(law: Law) -> str:
         per_gb_s = (everything - none) / law.host_bytes_per_token * 1e9
         said += f" ({duration(per_gb_s)} for each GB of weights that a token reads there)"
     return said
+
+
+def _span(point: LawPoint) -> str:
+    """Slowest and fastest repetition."""
+    return f"{significant(1.0 / point.high_s)} to {significant(1.0 / point.low_s)}"
+
+
+def glance_caution(report: Report) -> str:
+    """What makes the figures above worth less, in one line; nothing where nothing does."""
+    found = []
+    if is_virtual(report.profile.hardware):
+        found.append("the cards are virtual, threads of the processor, and like no real card")
+    loads = [timing.raw.get("load") or 0.0 for timing in report.timings]
+    noisy = sum(load > LOAD_NOISY for load in loads)
+    if noisy * 2 > len(loads):
+        found.append(f"{noisy} of {len(loads)} samples were taken beside other busy programs")
+    return f"Mind that {', and that '.join(found)}." if found else ""

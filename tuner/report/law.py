@@ -75,6 +75,12 @@ class Law:
         return tuple(point for point in self.points if point.is_own)
 
     @property
+    def is_told(self) -> bool:
+        """Whether every repetition at one end was faster than every one at the other."""
+        none, everything = self.none, self.all
+        return none.high_s < everything.low_s or everything.high_s < none.low_s
+
+    @property
     def slope_s(self) -> float:
         """Seconds per token that one more layer of experts on the host takes."""
         return (self.all.measured_s - self.none.measured_s) / self.n_expert_layers

@@ -9,7 +9,7 @@ from typing import Final
 from offload.cost import Prediction
 from offload.units import format_gib
 from tuner.report.card import CardRow
-from tuner.report.glance import glance_sentence, glance_table
+from tuner.report.glance import glance_caution, glance_sentence, glance_table
 from tuner.report.judged import Judged
 from tuner.report.law import Law, LawPoint, laws_by_model
 from tuner.report.report import Report
@@ -25,7 +25,8 @@ _IN_SUMS: Final = "in sums only"
 
 def render_glance(report: Report) -> str:
     """The first section, for a terminal."""
-    parts = (glance_table(report, markdown=False), glance_sentence(report))
+    table_of = glance_table(report, markdown=False)
+    parts = (table_of, glance_sentence(report), glance_caution(report))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -54,6 +55,7 @@ def _glance(report: Report, shown: dict[str, str]) -> Iterator[str]:
     yield "## At a glance"
     yield glance_table(report, markdown=True)
     yield cell(glance_sentence(report))
+    yield glance_caution(report)
     yield _picture(shown, "host-layers-1", "Time and speed by the number of layers on the host")
 
 
@@ -61,7 +63,9 @@ def _machine(report: Report, shown: dict[str, str]) -> Iterator[str]:
     hardware = report.profile.hardware
     yield "## The machine"
     rows = [(card.name, card.description, _gib(card.memory_total_bytes)) for card in hardware.cards]
-    threads = "" if hardware.n_threads is None else f", {hardware.n_threads} threads"
+    n_threads = hardware.n_threads
+    plural = "" if n_threads == 1 else "s"
+    threads = "" if n_threads is None else f", {n_threads} thread{plural}"
     rows.append(("CPU", f"{hardware.cpu}{threads}", _gib(hardware.memory_total_bytes)))
     yield table(("device", "what it is", "memory"), rows)
     number, commit = report.profile.build_number, report.profile.build_commit
@@ -78,9 +82,15 @@ def _machine(report: Report, shown: dict[str, str]) -> Iterator[str]:
     yield _picture(shown, "machine-card", "Measured bandwidth beside data sheet and prior")
     for phase in ("decode", "prefill"):
         rows_of = [row for row in report.card if row.phase == phase]
+        told = [row for row in rows_of if row.measured is not None or row.prior is not None]
         if rows_of:
             yield f"### {phase.capitalize()}"
-            yield _card_table(rows_of)
+            yield _card_table(told) if told else ""
+        if len(told) < len(rows_of):
+            yield (
+                f"{len(rows_of) - len(told)} more costs are known in sums only, and nobody has"
+                " published any figure of them."
+            )
 
 
 def _gib(n_bytes: int | None) -> str:
