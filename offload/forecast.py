@@ -11,7 +11,16 @@ from offload.machine import Host
 from offload.plan import Plan
 from offload.speeds import MIXED, PROFILE, Measured, known_speeds
 
-__all__ = ["MIXED", "N_PROMPT", "PROFILE", "Forecast", "Measured", "make_forecast", "plan_work"]
+__all__ = [
+    "MIXED",
+    "N_PROMPT",
+    "PROFILE",
+    "Forecast",
+    "Measured",
+    "forecast_of",
+    "make_forecast",
+    "plan_work",
+]
 
 N_PROMPT: Final = 2048
 
@@ -54,6 +63,14 @@ def make_forecast(
         source=source,
         borrowed={**decoded.borrowed, **prefilled.borrowed},
     )
+
+
+def forecast_of(plan: Plan) -> Forecast | None:
+    """Predict a plan with the speeds it was priced with; None where there are none."""
+    known = plan.speeds
+    if known is None:
+        return None
+    return make_forecast(plan, known.host, known.measured, routing_skew=known.routing_skew)
 
 
 def plan_work(

@@ -21,7 +21,9 @@ from offload.options import PlanOptions, Strategy, parse_kv_type
 from offload.plan import Plan, make_plan, with_memory
 from offload.render.plan_json import devices_to_json, model_to_json, options_to_json
 from offload.render.request_json import Request, request_of_json
+from offload.render.speeds_json import speeds_of_json
 from offload.source import read_header
+from offload.speeds import Speeds
 
 _PLAN_MAX_BYTES: Final = 64 << 20
 _RESOLVED: Final = ("n_batch", "n_ubatch", "n_parallel", "kv_unified", "flash_attn")
@@ -31,12 +33,15 @@ _EDITED: Final = "the plan was edited or made by another version: plan again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """The three things a saved plan holds."""
+    """What a saved plan holds."""
 
     launch: Launch
     request: Request
     compute_bytes: tuple[int, ...] | None
     """What llama.cpp itself said, device by device and the host last; None for estimates."""
+
+    speeds: Speeds | None
+    """What it was priced with; None where nothing was known, or an earlier version saved it."""
 
     said: Mapping[str, Any]
     """All of it, as it was written."""
@@ -73,6 +78,7 @@ def read_saved(path: str) -> SavedPlan:
         launch=launch,
         request=request_of_json(data.get("request")),
         compute_bytes=_compute_bytes(data) if data.get("compute_source") == "dry-run" else None,
+        speeds=speeds_of_json(data.get("speeds")),
         said=data,
     )
 
@@ -98,6 +104,7 @@ def plan_of_saved(saved: SavedPlan) -> Plan:
         saved.request.devices,
         as_launched(saved.request.options, saved.launch),
         host_free_bytes=saved.request.host_free_bytes,
+        speeds=saved.speeds,
     )
     _check_same(saved.said, "options", options_to_json(plan), _RESOLVED)
     _check_devices(saved.said, plan)

@@ -14,6 +14,7 @@ def verify(target: PlanOrModel, flags: PlanFlags, output: ReportOption = Report.
     """Ask llama.cpp for a dry run of a plan, and plan again until it holds."""
     from offload.engine.confirm import confirm_plan
     from offload.engine.verify import find_judge
+    from offload.forecast import forecast_of
     from offload.render import plan_to_json
     from offload.render.confirmation import confirmation_to_json, render_confirmation
 
@@ -22,7 +23,9 @@ def verify(target: PlanOrModel, flags: PlanFlags, output: ReportOption = Report.
     is_saved = plan.options != request.options
     confirmation = confirm_plan(plan, request, judge, improve=not is_saved)
     if output is Report.JSON:
-        print_json(confirmation_to_json(confirmation) | {"plan": plan_to_json(confirmation.plan)})
+        made = confirmation.plan
+        forecast = forecast_of(made)
+        print_json(confirmation_to_json(confirmation) | {"plan": plan_to_json(made, forecast)})
     else:
         print_answer(render_confirmation(confirmation))
     holds = confirmation.rounds[0] if is_saved else confirmation.best

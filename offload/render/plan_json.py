@@ -1,7 +1,8 @@
 """A plan as the JSON object that scripts rely on (schema version 1).
 
 Keys are only ever added; changing one raises `SCHEMA_VERSION` and is told in
-the changelog. `launch` is what `offload emit` reads back, `request` what plans again.
+the changelog. `launch` is what `offload emit` reads back, `request` what plans again, `speeds` what
+both were priced with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from offload.plan import Plan
 from offload.render.choice import choice_to_json
 from offload.render.forecast import forecast_to_json
 from offload.render.request_json import request_of_plan, request_to_json
+from offload.render.speeds_json import speeds_to_json
 from offload.split import HOST
 
 if TYPE_CHECKING:
@@ -114,4 +116,5 @@ def plan_to_json(
         "warnings": [{"code": a.code, "text": a.text} for a in plan.advice],
         "launch": launch.to_json(),
         "request": request_to_json(request_of_plan(plan)),
+        "speeds": speeds_to_json(plan.speeds),
     }

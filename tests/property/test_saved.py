@@ -11,17 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offload.cost import Coefficient, Coefficients
 from offload.device import Device, check_devices, device_by_name
 from offload.errors import UsageError
+from offload.forecast import forecast_of
 from offload.ggml import TYPES_BY_NAME
+from offload.machine import Host
 from offload.model import make_model
 from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
 from offload.render import plan_to_json
 from offload.render.request_json import Request, request_of_json, request_to_json
+from offload.render.speeds_json import speeds_of_json, speeds_to_json
 from offload.rules import Rule
 from offload.saved import read_plan, read_saved
 from offload.source import read_header
+from offload.speeds import Measured, Speeds
+from offload.turn import Turn
 from offload.units import GIB
 from tuner.synth import write_shape
 
@@ -195,3 +201,89 @@ def test_plans_that_contradict_themselves_are_refused(
     saved.write_text(json.dumps(data))
     with pytest.raises(UsageError, match=words):
         read_plan(str(saved))
+
+
+MEASURED = Measured(
+    coefficients=Coefficients(
+        table={
+            name: Coefficient(name, value, "s/B", value / 20, 7)
+            for name, value in (
+                ("decode.bytes.CUDA0.F16", 3e-12),
+                ("decode.bytes.CPU.F16", 2e-11),
+                ("prefill.link", 1.1e-10),
+            )
+        },
+        covariance={("decode.bytes.CPU.F16", "decode.bytes.CUDA0.F16"): -1e-26},
+        residual_sds={"decode": 0.03, "prefill": 0.04},
+        source="measured",
+    ),
+    device_of={"CUDA0": "CUDA0", "CUDA1": "CUDA0"},
+)
+
+
+@given(
+    prompt=st.integers(0, 1 << 30),
+    depth=st.one_of(st.none(), st.integers(0, 1 << 30)),
+    bandwidth=st.one_of(st.none(), st.integers(1, 1 << 40)),
+    cores=st.one_of(st.none(), st.integers(1, 512)),
+    measured=st.sampled_from((None, MEASURED)),
+    skew=st.floats(0, 5),
+    may_drop=st.booleans(),
+)
+def test_speeds_survive_json(
+    prompt: int,
+    depth: int | None,
+    bandwidth: int | None,
+    cores: int | None,
+    measured: Measured | None,
+    skew: float,
+    may_drop: bool,
+) -> None:
+    """What a plan was priced with is the same after a file, to the last bit."""
+    speeds = Speeds(
+        turn=Turn(n_prompt=prompt, n_depth=depth),
+        host=Host(bandwidth_bytes_per_s=bandwidth, n_cores_physical=cores),
+        measured=measured,
+        routing_skew=skew,
+        may_drop_cards=may_drop,
+    )
+    assert speeds_of_json(json.loads(json.dumps(speeds_to_json(speeds)))) == speeds
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("turn", 3, "turn is not an object"),
+        ("turn", {"n_prompt": "1", "n_generate": 1}, "n_prompt"),
+        ("host", {"speed": "fast"}, "host"),
+        ("routing_skew", float("nan"), "routing_skew"),
+        ("measured", {"coefficients": [{"name": 1}]}, "name is not text"),
+    ],
+)
+def test_broken_speeds_are_named(key: str, value: object, said: str) -> None:
+    """A plan that was edited by hand says which part of its speeds is wrong."""
+    data = {**(speeds_to_json(Speeds(measured=MEASURED)) or {}), key: value}
+    with pytest.raises(UsageError, match=said):
+        speeds_of_json(data)
+
+
+def test_a_saved_plan_is_priced_as_before(tmp_path: Path) -> None:
+    """Decode and prefill are those the plan was saved with; plans without speeds still read."""
+    path = write_shape("gpt-oss-120b", tmp_path / "m.gguf")
+    speeds = Speeds(turn=Turn(n_prompt=100), host=Host(bandwidth_bytes_per_s=80 * 10**9))
+    plan = make_plan(
+        make_model(read_header(path)),
+        [device_by_name("CUDA0", 24 * GIB), device_by_name("CUDA1", 24 * GIB)],
+        PlanOptions(n_ctx=4096),
+        speeds=speeds._replace(measured=MEASURED),
+    )
+    data = plan_to_json(plan, forecast_of(plan))
+    assert data["prediction"] is not None
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(data))
+    again = read_plan(str(saved))
+    assert again.speeds == plan.speeds
+    assert forecast_of(again) == forecast_of(plan)
+    del data["speeds"]
+    saved.write_text(json.dumps(data))
+    assert read_plan(str(saved)).speeds is None
