@@ -16,7 +16,14 @@ from offload.errors import UsageError
 from tests.report_profiles import changed_samples, swept_profile, with_samples
 from tuner.history import HistoryEntry, append_history
 from tuner.profile import Profile
-from tuner.report import Report, make_report, render_markdown, write_history, write_report
+from tuner.report import (
+    Report,
+    make_report,
+    render_glance,
+    render_markdown,
+    write_history,
+    write_report,
+)
 from tuner.report.tables import cell, duration, significant, table
 
 PICTURES = ["host-layers-1.png", "machine-card.png", "measured.png", "residuals.png"]
@@ -252,3 +259,9 @@ def test_profiles_of_an_unknown_machine(tmp_path: Path) -> None:
     )
     assert isinstance(bare, Profile)
     assert "an unknown build" in write_report(make_report(bare), tmp_path)[0].read_text()
+
+
+def test_the_example_in_the_docs_is_what_is_said(report: Report) -> None:
+    """docs/report.md shows the first section of this very profile, word for word."""
+    docs = Path(__file__).parents[2] / "docs" / "report.md"
+    assert f"\n{render_glance(report)}\n\nreport: " in docs.read_text()
