@@ -27,13 +27,16 @@ from offload.solve import Solution
 from offload.speeds import PROFILE
 from offload.split import HOST
 from offload.strategy import Priced, make_placement, price_problem
-from offload.time_search import SAME_SHARE, SLACK_BYTES, Candidate, Search, user_counts
+from offload.time_search import SAME_SHARE, Candidate, Search, user_counts
 from offload.unit_times import PlaceTime, place_times
 
 ACROSS: Final = "across"
 
 _ROUNDS: Final = 2
 """Compute depends on the placement and the placement on compute: at most this many rounds."""
+
+_SLACK_BYTES: Final = 256 << 20
+"""Compute that turns out smaller by less than this is not worth another round."""
 
 
 class Across(NamedTuple):
@@ -94,7 +97,7 @@ def search_across(search: Search, clock: Clock, best: Candidate, memory: Breakdo
         actual = [device.compute_bytes for device in priced.memory.devices]
         if priced.fits and found is None:
             break
-        if priced.fits and all(c - a <= SLACK_BYTES for a, c in zip(actual, compute, strict=True)):
+        if priced.fits and all(c - a <= _SLACK_BYTES for a, c in zip(actual, compute, strict=True)):
             break
         if not priced.fits:
             actual = [max(a, c) for a, c in zip(actual, compute, strict=True)]

@@ -48,7 +48,7 @@ _QUICK_EFFORT: Final = 10_000
 _QUICK_GAP: Final = SAME_SHARE / 2
 """Steps of the solver at first; more only where its answer may be off by more than this."""
 
-SLACK_BYTES: Final = 64 << 20
+_SLACK_BYTES: Final = 64 << 20
 """Compute that turns out smaller by less than this is not worth another round."""
 
 
@@ -133,7 +133,7 @@ class Search:
                 best = Candidate(FASTEST, priced, turn_s)
             actual = _compute_of(priced.memory)
             saved = max((c - a for c, a in zip(compute, actual, strict=True)), default=0)
-            if priced.fits and saved <= SLACK_BYTES:
+            if priced.fits and saved <= _SLACK_BYTES:
                 break
             if not priced.fits:
                 actual = tuple(max(a, c) for a, c in zip(actual, compute, strict=True))

@@ -132,7 +132,7 @@ class _Across:
     def solve(self, ways: Sequence[tuple[int, ...]]) -> AcrossAnswer:
         """Bound by prices, then ways for real; again with what was found, where that may help."""
         bound_s, prices = self._climb(self._first_prices(), _KEPT)
-        for kept in (0.0, _KEPT, None):
+        for kept in (0.0, None):
             if bound_s >= self._enough_s:
                 break
             for way in ways:
@@ -302,6 +302,8 @@ class _Across:
         for c in range(len(way) - 1):
             for end in sorted(way[c] + sign * step for step in _NEAR for sign in (-1, 1)):
                 low = way[c - 1] if c else 0
+                if not self._effort.is_left:
+                    return
                 if low <= end <= way[c + 1] and (c or end in starts):
                     yield (*way[:c], end, *way[c + 1 :])
 
