@@ -119,12 +119,12 @@ def test_names_cannot_break_the_report(tmp_path: Path) -> None:
     """Pipes, markup, dollars and foreign letters in what a profile calls things are only text."""
     profile = swept_profile()
     cards = tuple(
-        replace(card, description="<img src=x> | $x^{ 卡 `rm`\n# head")
+        replace(card, description="<img src=x> | $x^{$ 卡 `rm`\n# head")
         for card in profile.hardware.cards
     )
     wild = with_samples(
         replace(profile, hardware=replace(profile.hardware, cards=cards)),
-        changed_samples(profile, model=lambda s: s["model"] | {"arch": "$\\frac{ | <b>"}),
+        changed_samples(profile, model=lambda s: s["model"] | {"arch": "$\\frac{$ | <b>"}),
     )
     text = write_report(make_report(wild), tmp_path)[0].read_text()
     assert "<img" not in text and "<b>" not in text and "\n# head" not in text
@@ -222,7 +222,7 @@ def test_an_empty_history_and_names_with_dollars(tmp_path: Path) -> None:
     assert "No results yet." in file.read_text()
     append_history(
         tmp_path / "h.jsonl",
-        HistoryEntry(name="$\\frac{", build="b1", created="2026", values={"decode_t_s": 1.0}),
+        HistoryEntry(name="$\\frac{$", build="b1", created="2026", values={"decode_t_s": 1.0}),
     )
     assert len(write_history(tmp_path / "h.jsonl", tmp_path / "out")) == 2
 

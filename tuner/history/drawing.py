@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,8 @@ def draw_history(path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) 
     Raises UsageError where there is nothing to draw, no matplotlib, or no place for it.
     """
     try:
-        from matplotlib.figure import Figure  # only who draws waits for it
+        from matplotlib import rc_context  # only who draws waits for it
+        from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("pictures need matplotlib: pip install '.[tuner]'") from None
     groups = group_entries(read_history(path))
@@ -40,10 +42,13 @@ def draw_history(path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) 
     files: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for (name, machine), entries in groups.items():
-            figure = _draw(Figure, f"{name}  {machine}".strip(), make_series(entries))
-            files.append(_free_name(folder, f"{name}-{machine}", files))
-            figure.savefig(files[-1], dpi=120, metadata={"Software": SOFTWARE})
+        # names are text, dollars and all, and fonts may lack some of their letters
+        with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for (name, machine), entries in groups.items():
+                figure = _draw(Figure, f"{name}  {machine}".strip(), make_series(entries))
+                files.append(_free_name(folder, f"{name}-{machine}", files))
+                figure.savefig(files[-1], dpi=120, metadata={"Software": SOFTWARE})
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; the pictures cannot be written") from None
     return tuple(files)
