@@ -38,6 +38,9 @@ _ROUNDS: Final = 2
 _SLACK_BYTES: Final = 256 << 20
 """Compute that turns out smaller by less than this is not worth another round."""
 
+_COMPUTED_TOGETHER: Final = frozenset(("ffn_up_exps", "ffn_gate_exps"))
+"""Experts' matrices that wait for each other, and are better on one card."""
+
 
 class Across(NamedTuple):
     """The best that was found, if it is shorter, and what no placement on these cards is below."""
@@ -212,4 +215,5 @@ def _kind(
             for n_bytes, stem in zip(sizes, stems, strict=True)
         ),
         cross_s=time.cross_s,
+        tied=sum(1 << i for i, stem in enumerate(stems) if stem in _COMPUTED_TOGETHER),
     )

@@ -57,7 +57,8 @@ class AcrossKind(NamedTuple):
     """Units that are alike: what stays with the owner, by card, and items that may lie anywhere.
 
     `host_s` are the seconds of the whole unit on the host, `cross_s[owner][place]` what is
-    added as soon as any item lies there.
+    added as soon as any item lies there. Items of the bit mask `tied` go to another card all
+    together (the bound does not know).
     """
 
     fixed_bytes: tuple[int, ...]
@@ -65,6 +66,7 @@ class AcrossKind(NamedTuple):
     host_s: float
     items: tuple[AcrossItem, ...]
     cross_s: tuple[tuple[float, ...], ...]
+    tied: int = 0
 
 
 class AcrossProblem(NamedTuple):
@@ -359,6 +361,8 @@ def _options(problem: AcrossProblem, k: int, owner: int) -> Iterator[Option]:
     seen = set()
     for e in (owner, *(e for e in range(n + 1) if e != owner)):
         for mask in (0,) if e == owner else range((1 << len(kind.items)) - 1, 0, -1):
+            if e < n and mask & kind.tied not in (0, kind.tied):
+                continue
             places = tuple(e if mask >> i & 1 else owner for i in range(len(kind.items)))
             n_bytes = [0] * n
             seconds = kind.cross_s[owner][e] if mask else 0.0

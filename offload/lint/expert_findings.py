@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from offload.device import Device
 from offload.lint.case import Case, owner_name
 from offload.lint.finding import Finding, note, warning
 from offload.model import Model, Role, Tensor
+from offload.plan import Plan
+from offload.priors.cards import find_card
 from offload.render.text import ranges
 from offload.split import HOST
 from offload.units import format_mib
@@ -144,12 +147,14 @@ def _strays(case: Case) -> Iterator[Finding]:
         elif tensor.role in (Role.ATTENTION, Role.RECURRENT):
             others.setdefault(device, []).append(tensor)
     for device, strays in experts.items():
-        yield warning(
+        is_slower = all(_is_slower(plan, device, plan.split.owners[t.il or 0]) for t in strays)
+        yield (note if is_slower else warning)(
             "expert-off-its-owner",
             f"experts of {_layers(strays)} ({format_mib(sum(t.n_bytes for t in strays))}) are ruled"
             f" to {owner_name(plan, device)}, but {_owners(case, strays)}: each such layer costs"
             " two more crossings between devices per token",
-            "give the card the whole layer by -ts, and rule only to CPU",
+            "worth it only where the owner is clearly faster, which offload plan works out;"
+            " else give the card the whole layer by -ts, and rule only to CPU",
         )
     for device, strays in others.items():
         yield warning(
@@ -166,6 +171,22 @@ def _strays(case: Case) -> Iterator[Finding]:
             " they are computed together",
             "rule up and gate of a layer to one device",
         )
+
+
+def _is_slower(plan: Plan, device: int, owner: int) -> bool:
+    """Whether a card is known to read slower than another: experts may be well placed there."""
+    if owner == HOST:
+        return False
+    rates = [_bandwidth(plan.devices[d]) for d in (device, owner)]
+    return None not in rates and (rates[0] or 0.0) < (rates[1] or 0.0)
+
+
+def _bandwidth(device: Device) -> float | None:
+    """Bytes a second, as described or by the data sheet of a card of that name."""
+    if device.bandwidth_bytes_per_s is not None:
+        return float(device.bandwidth_bytes_per_s)
+    sheet = find_card(device.description)
+    return None if sheet is None else sheet.bandwidth_gb_per_s * 1e9
 
 
 def _up_gate_apart(case: Case) -> list[int]:

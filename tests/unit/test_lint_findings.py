@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from offload.emit import make_launch
 from offload.emit.ik import ik_shares
 from offload.lint import Finding, LintReport, Machine, lint, parse_command
@@ -295,6 +297,23 @@ def test_numbers_that_are_not_ended_find_more_layers() -> None:
         found = [f for f in report.findings if f.code == "rule-matches-too-much"]
         assert bool(found) == is_loose, pattern
         assert all("10-19" in f.text for f in found)
+
+
+@pytest.mark.parametrize(
+    ("cards", "severity"),
+    [
+        ("CUDA0:31GiB:936GB/s CUDA1:31GiB:346GB/s", "note"),
+        ("CUDA0:31GiB:346GB/s CUDA1:31GiB:936GB/s", "warning"),
+        ("CUDA0:31GiB CUDA1:31GiB", "warning"),
+    ],
+)
+def test_experts_on_a_slower_card_may_be_meant(cards: str, severity: str) -> None:
+    """The owner being known as the faster one it is a note, else a warning."""
+    line = "llama-server -m m -ngl 99 -ts 1,1 -c 4096 -lm none -ot 'blk\\.3\\..*exps=CUDA1'"
+    report = lint_example(line, "qwen3.5-35b-a3b", cards)
+    assert [str(f.severity) for f in report.findings if f.code == "expert-off-its-owner"] == [
+        severity
+    ]
 
 
 def test_rules_to_the_owner_are_fine() -> None:
