@@ -1,43 +1,32 @@
 """The report as pictures: PNG as bytes, the same for the same profile.
 
-Colours are those of Okabe and Ito, which people tell apart who see fewer of them, and what
-colour says is said by shape as well. matplotlib is imported when something is drawn.
+What colour says is said by shape as well. matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import mul, truediv
 from typing import Any, Final
 
 from tuner.history.drawing import SOFTWARE
 from tuner.report.card import CardRow
-from tuner.report.judged import Judged
 from tuner.report.law import Law, LawPoint, laws_by_model
 from tuner.report.report import Report
-from tuner.report.tables import significant
+from tuner.report.run_panels import measured_panel, residual_panel
+from tuner.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, VERMILION, Z, readable_log
 
-_BLUE: Final = "#0072B2"
-_VERMILION: Final = "#D55E00"
-_GREEN: Final = "#009E73"
-_ORANGE: Final = "#E69F00"
-_PURPLE: Final = "#CC79A7"
-_GREY: Final = "#666666"
 _DPI: Final = 90
 _LAWS_MAX: Final = 4
 _ROWS_MAX: Final = 24
-_Z: Final = 1.645
-"""Standard deviations either side that hold 90 %."""
-
-_STYLE: Final[dict[Any, Any]] = {"text.parse_math": False, "font.size": 9}
 _KINDS: Final = (
-    ("own", "measured, every card alike", "o", _BLUE, 0),
-    ("first", "measured, first layers", "<", _ORANGE, -1),
-    ("last", "measured, last layers", ">", _VERMILION, 1),
-    ("only", "measured, one card's layers", "^", _PURPLE, 2),
+    ("own", "measured, every card alike", "o", BLUE, 0),
+    ("first", "measured, first layers", "<", ORANGE, -1),
+    ("last", "measured, last layers", ">", VERMILION, 1),
+    ("only", "measured, one card's layers", "^", PURPLE, 2),
 )
 """Word of the label, legend, marker, colour and shift to the side of each way to relieve layers."""
 
@@ -52,15 +41,15 @@ def draw_report(report: Report) -> dict[str, bytes] | None:
         return None
     found: dict[str, bytes] = {}
     # names are text, whatever signs they hold; fonts may lack some of them, and a box will do
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for i, laws in enumerate(laws_by_model(report.laws)[:_LAWS_MAX], 1):
             found[f"host-layers-{i}.png"] = _draw_laws(laws)
         if _bandwidths(report):
             found["machine-card.png"] = _draw_card(_bandwidths(report))
         if report.judged:
-            found["measured.png"] = _draw_phases(report, _measured_panel, height=4.2)
-            found["residuals.png"] = _draw_phases(report, _residual_panel, height=3.2)
+            found["measured.png"] = _draw_phases(report, measured_panel, height=4.2)
+            found["residuals.png"] = _draw_phases(report, residual_panel, height=3.2)
     return found
 
 
@@ -109,7 +98,7 @@ def _draw_law(axes: Any, law: Law, shown: Callable[[float], float]) -> None:
     n, steps = law.n_expert_layers, 60
     xs = [n * i / steps for i in range(steps + 1)]
     line = [shown(law.none.measured_s + law.slope_s * x) for x in xs]
-    axes.plot(xs, line, "--", color=_GREY, linewidth=1, label="straight line in time")
+    axes.plot(xs, line, "--", color=GREY, linewidth=1, label="straight line in time")
     said = [(p.n_host, p.predicted) for p in law.own if p.predicted is not None]
     if said:
         lows, highs = (
@@ -119,9 +108,9 @@ def _draw_law(axes: Any, law: Law, shown: Callable[[float], float]) -> None:
         at = [x for x, _ in said]
         middles = [shown(p.seconds) for _, p in said]
         axes.fill_between(
-            at, lows, highs, color=_GREEN, alpha=0.18, linewidth=0, label="fitted costs, 90 %"
+            at, lows, highs, color=GREEN, alpha=0.18, linewidth=0, label="fitted costs, 90 %"
         )
-        axes.plot(at, middles, "-", color=_GREEN, linewidth=1)
+        axes.plot(at, middles, "-", color=GREEN, linewidth=1)
     for word, label, marker, color, shift in _KINDS:
         some = [p for p in law.points if ("own" if p.is_own else p.label.split()[0]) == word]
         if some:
@@ -182,16 +171,16 @@ def _draw_card(rows: Sequence[CardRow]) -> bytes:
     priors = [(i + 0.16, r.prior, r.prior_doubt or 0.0) for i, r in enumerate(rows) if r.prior]
     for label, marker, color, figures in (
         ("data sheet", "|", "black", sheets),
-        ("prior, 90 %", "D", _ORANGE, priors),
-        ("at least (whole tokens)", ">", _GREEN, at_least),
-        ("fitted cost, 90 %", "o", _BLUE, costs),
+        ("prior, 90 %", "D", ORANGE, priors),
+        ("at least (whole tokens)", ">", GREEN, at_least),
+        ("fitted cost, 90 %", "o", BLUE, costs),
     ):
         if figures:
             _draw_figures(axes, figures, marker, color, label)
     axes.set_yticks(range(len(rows)), [_row_label(row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xscale("log")
-    _readable_log(axes.xaxis)
+    readable_log(axes.xaxis)
     axes.set_xlabel("GB/s (logarithmic)")
     axes.grid(visible=True, axis="x", alpha=0.3)
     figure.legend(fontsize=8, loc="outside lower center", ncols=4)
@@ -204,8 +193,8 @@ def _draw_figures(
 ) -> None:
     """Values with their 90 % interval as a factor, since a rate is one over a cost."""
     values = [value for _, value, _ in known]
-    lows = [value - value / (1 + _Z * doubt) for _, value, doubt in known]
-    highs = [value * _Z * doubt for _, value, doubt in known]
+    lows = [value - value / (1 + Z * doubt) for _, value, doubt in known]
+    highs = [value * Z * doubt for _, value, doubt in known]
     axes.errorbar(
         values,
         [y for y, _, _ in known],
@@ -222,15 +211,6 @@ def _row_label(row: CardRow) -> str:
     return f"{row.place}: {'all types' if row.is_bound else row.type_name or 'link'}"
 
 
-def _readable_log(axis: Any) -> None:
-    """1, 2, 5, 10 … in figures that people write."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def _draw_phases(report: Report, panel: Callable[..., None], *, height: float) -> bytes:
     phases = [p for p in _PHASES if any(one.timing.phase == p for one in report.judged)]
     figure = _figure(4.6 * len(phases), height)
@@ -239,78 +219,3 @@ def _draw_phases(report: Report, panel: Callable[..., None], *, height: float) -
         panel(axes, phase, mine, report.profile.coefficients.residual_sds)
         axes.grid(visible=True, alpha=0.3)
     return _png(figure)
-
-
-def _measured_panel(axes: Any, phase: str, mine: Sequence[Judged], _: Mapping[str, float]) -> None:
-    """Against predictions by the other placements, where there are any."""
-    points = []
-    for one in mine:
-        said, timing = one.left_out or one.fitted, one.timing
-        if said is not None:
-            rates = [timing.n_tokens / s for s in (said.high_s, said.seconds, said.low_s)]
-            points.append((*rates, timing.tokens_per_s))
-    kinds = (
-        ("inside its 90 % interval", "o", _BLUE, [p for p in points if p[0] <= p[3] <= p[2]]),
-        ("outside", "X", _VERMILION, [p for p in points if not p[0] <= p[3] <= p[2]]),
-    )
-    for label, marker, color, some in kinds:
-        if some:
-            axes.errorbar(
-                [p[1] for p in some],
-                [p[3] for p in some],
-                xerr=[[p[1] - p[0] for p in some], [p[2] - p[1] for p in some]],
-                fmt=marker,
-                color=color,
-                ecolor=color + "55",
-                markersize=4,
-                elinewidth=1,
-                label=f"{label}: {len(some)} of {len(points)}",
-            )
-    if points:
-        _diagonal(axes, [value for p in points for value in (p[1], p[3])])
-        axes.legend(fontsize=8, loc="upper left")
-    axes.set_title(f"{phase}, each placement left out")
-    axes.set_xlabel("predicted (tokens per second)")
-    axes.set_ylabel("measured (tokens per second)")
-
-
-def _diagonal(axes: Any, values: Sequence[float]) -> None:
-    """The line on which both are equal, and axes of the same range."""
-    low, high = 0.8 * min(values), 1.25 * max(values)
-    axes.plot((low, high), (low, high), "-", color=_GREY, linewidth=1, label="equal", zorder=0)
-    if high > 8 * low:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        _readable_log(axes.xaxis)
-        _readable_log(axes.yaxis)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-
-
-def _residual_panel(
-    axes: Any, phase: str, mine: Sequence[Judged], residual_sds: Mapping[str, float]
-) -> None:
-    """In the order of the runs, so that drift shows as a slope and a busy hour as a cloud."""
-    points = [
-        (i, 100.0 * (one.timing.seconds / one.fitted.seconds - 1.0), one.timing.is_anchor)
-        for i, one in enumerate(mine, 1)
-        if one.fitted is not None
-    ]
-    band = 100.0 * _Z * residual_sds.get(phase, 0.0)
-    label = f"scatter, 90 %: ±{band:.2g} %"
-    axes.axhspan(-band, band, color=_GREEN, alpha=0.15, linewidth=0, label=label)
-    axes.axhline(0.0, color=_GREY, linewidth=1)
-    for label, marker, color, some in (
-        ("run", "o", _BLUE, [p for p in points if not p[2]]),
-        ("repeated to see drift", "D", _VERMILION, [p for p in points if p[2]]),
-    ):
-        if some:
-            at, off = [p[0] for p in some], [p[1] for p in some]
-            axes.plot(at, off, marker, color=color, markersize=3.5, label=label)
-    # a band much wider than the runs would leave nothing of them to be seen
-    reach = 1.6 * max((abs(p[1]) for p in points), default=1.0)
-    axes.set_ylim(-max(reach, 1.0), max(reach, 1.0))
-    axes.set_title(phase)
-    axes.set_xlabel("run, in the order they were made")
-    axes.set_ylabel("measured over fitted time (%)")
-    axes.legend(fontsize=7)

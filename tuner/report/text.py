@@ -88,8 +88,8 @@ def _machine(report: Report, shown: dict[str, str]) -> Iterator[str]:
             yield _card_table(told) if told else ""
         if len(told) < len(rows_of):
             yield (
-                f"{len(rows_of) - len(told)} more costs are known in sums only, and nobody has"
-                " published any figure of them."
+                f"{len(rows_of) - len(told)} more costs are known in sums only, and no data"
+                " sheet speaks of them."
             )
 
 
