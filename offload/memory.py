@@ -44,6 +44,15 @@ class Breakdown(NamedTuple):
     host: MemoryBytes
 
 
+class Companion(NamedTuple):
+    """What a file loaded beside the model takes; `name` is `draft` or `mmproj`, cards by name."""
+
+    name: str
+    path: str
+    cards: Mapping[str, MemoryBytes]
+    host: MemoryBytes
+
+
 class ExpertUnit(NamedTuple):
     """The smallest thing that moves: one routed-expert matrix with its bias and scales.
 

@@ -79,6 +79,17 @@ class PlanOptions:
     llama_build: int | None = None
     """Build of the llama.cpp that will run the plan (11434 for b11434); None: nobody said."""
 
+    draft_path: str | None = None
+    """A second model that drafts tokens (`-md`), on the cards of `draft_device` (`-devd`)."""
+
+    draft_device: str | None = None
+    draft_n_gpu_layers: int | None = None
+    draft_type_k: GGMLType = TYPES_BY_NAME["F16"]
+    draft_type_v: GGMLType = TYPES_BY_NAME["F16"]
+    mmproj_path: str | None = None
+    """A multimodal projector (`-mm`), on the card `mmproj_device`; `none` is the host."""
+
+    mmproj_device: str | None = None
     margin_bytes: tuple[int, ...] = (DEFAULT_MARGIN_BYTES,)
     strategy: Strategy = Strategy.OWN
 
@@ -88,6 +99,7 @@ class PlanOptions:
         _check_range("-ub", self.n_ubatch, 1, 1 << 24)
         _check_range("-np", self.n_parallel, 1, 256)
         _check_range("-ngl", self.n_gpu_layers, -2, 1 << 20)
+        _check_range("-ngld", self.draft_n_gpu_layers, -2, 1 << 20)
         _check_range("-ncmoe", self.n_cpu_moe, 0, 1 << 20)
         _check_range("build", self.llama_build, 0, 1 << 31)
         if self.split_mode not in SPLIT_MODES:

@@ -15,7 +15,7 @@ from offload.advice import Advice, advise
 from offload.context import ContextOptions
 from offload.device import Device
 from offload.errors import UsageError
-from offload.memory import Breakdown
+from offload.memory import Breakdown, Companion
 from offload.model import Model
 from offload.options import DEFAULT_N_CTX_MAX, SERVER_SLOTS, PlanOptions, Strategy
 from offload.placement import Placement
@@ -59,6 +59,9 @@ class Plan:
 
     speeds: Speeds | None = None
     """What they were weighed by; planning again asks for the same."""
+
+    companions: tuple[Companion, ...] = ()
+    """What else the server loads; what it takes of a card is in the card's margin."""
 
     @property
     def feasible(self) -> bool:
@@ -153,7 +156,7 @@ def make_plan(
         memory=priced.memory,
         compute_source="estimate",
         short_bytes=priced.short_bytes,
-        advice=(*notes, *_left_out(choice)) if with_advice else (),
+        advice=(*notes, *_left_out(choice, devices)) if with_advice else (),
         choice=choice,
         speeds=speeds,
     )
@@ -179,14 +182,16 @@ def _fastest(
     )
 
 
-def _left_out(choice: Choice | None) -> tuple[Advice, ...]:
+def _left_out(choice: Choice | None, devices: Sequence[Device]) -> tuple[Advice, ...]:
     if choice is None or not choice.left_out:
         return ()
     names = ", ".join(choice.left_out)
+    first = ", --settings auto also tries another card as the first, which host experts go through"
     return (
         Advice(
             code="card-left-out",
-            text=f"{names}: left out, a turn is shorter without; --strategy even uses every card",
+            text=f"{names}: left out, a turn is shorter without; --strategy even uses every card"
+            + (first if devices[0].name in choice.left_out else ""),
         ),
     )
 

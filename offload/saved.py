@@ -108,6 +108,10 @@ def plan_of_saved(saved: SavedPlan) -> Plan:
     )
     _check_same(saved.said, "options", options_to_json(plan), _RESOLVED)
     _check_devices(saved.said, plan)
+    if saved.said.get("companions"):
+        from offload.companions import companions_of_json
+
+        plan = replace(plan, companions=companions_of_json(saved.said["companions"]))
     compute = saved.compute_bytes
     if compute is None:
         return plan

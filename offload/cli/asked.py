@@ -5,7 +5,7 @@ The edges meet here: probes, saved plans, profiles and what earlier servers reco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from offload.cli.flags import PlanFlags
     from offload.device import Device
     from offload.machine import Machine
+    from offload.memory import Companion
     from offload.model import Model
     from offload.options import PlanOptions
     from offload.plan import Plan
@@ -36,10 +37,15 @@ def plan_here(
     model, machine, options = ask_here(flags, model_path, llama_build)
     speeds = speeds_here(flags, machine, profile)
     host_free = flags.host_free_bytes(machine)
-    if flags.chooses_ubatch or flags.chooses_settings:
+
+    def made_with(options: PlanOptions, host_free: int | None) -> Plan:
+        if not (flags.chooses_ubatch or flags.chooses_settings):
+            return make_plan(
+                model, machine.devices, options, host_free_bytes=host_free, speeds=speeds
+            )
         from offload.free_settings import UBATCHES, best_settings
 
-        made = best_settings(
+        return best_settings(
             model,
             machine.devices,
             options,
@@ -49,8 +55,11 @@ def plan_here(
             may_reorder=flags.chooses_settings and flags.device is None,
             may_switch=flags.chooses_settings,
         )
+
+    if options.draft_path is None and options.mmproj_path is None:
+        made = made_with(options, host_free)
     else:
-        made = make_plan(model, machine.devices, options, host_free_bytes=host_free, speeds=speeds)
+        made = _with_companions(made_with, model, machine, options, host_free)
     for notice in machine.warnings:
         notify(notice.text)
     return made, machine
@@ -135,6 +144,61 @@ def _with_reserve(options: PlanOptions, machine: Machine, reserved: dict[str, in
             margin + reserved.get(name, 0) for margin, name in zip(margins, names, strict=True)
         ),
     )
+
+
+def _with_companions(
+    made_with: Callable[[PlanOptions, int | None], Plan],
+    model: Model,
+    machine: Machine,
+    options: PlanOptions,
+    host_free: int | None,
+) -> Plan:
+    """The plan beside a draft model and a projector, which are charged before the spread.
+
+    A draft on several cards is split as the main model is, and its compute follows `-ub`:
+    so it is planned again until what was charged is enough.
+    """
+    from offload.companions import (
+        draft_cards,
+        draft_memory,
+        mmproj_card,
+        mmproj_memory,
+        plan_shares,
+    )
+    from offload.plan import resolve_context
+    from offload.source import read_header
+
+    cards = draft_cards(machine.devices, options.draft_device)
+    card = mmproj_card(machine.devices, options.mmproj_device)
+    draft = None if options.draft_path is None else read_model(options.draft_path)
+    fixed: tuple[Companion, ...] = ()
+    if options.mmproj_path is not None:
+        fixed = (mmproj_memory(read_header(options.mmproj_path), card),)
+        options = replace(options, mmproj_device="none" if card is None else card.name)
+    if draft is not None:
+        options = replace(options, draft_device=",".join(c.name for c in cards) or "none")
+    made: Plan | None = None
+    context, used = resolve_context(model, options), options
+    charged, charged_host = dict.fromkeys((d.name for d in machine.devices), 0), 0
+    while True:
+        shares = (options.tensor_split or ()) if made is None else plan_shares(made)
+        loaded = [*fixed]
+        if draft is not None:
+            loaded.append(draft_memory(draft, cards, used, context, shares))
+        taken = {
+            name: sum(one.cards[name].total_bytes for one in loaded if name in one.cards)
+            for name in charged
+        }
+        host = sum(one.host.total_bytes for one in loaded)
+        is_enough = host <= charged_host and all(n <= charged[name] for name, n in taken.items())
+        if made is not None and is_enough:
+            return replace(made, companions=tuple(loaded))
+        # only ever more, so that it comes to an end
+        charged = {name: max(n, charged[name]) for name, n in taken.items()}
+        charged_host = max(host, charged_host)
+        left = None if host_free is None else max(host_free - charged_host, 1)
+        made = made_with(_with_reserve(options, machine, charged), left)
+        context, used = made.context, made.options
 
 
 def _with_growth(options: PlanOptions, model: Model, machine: Machine) -> PlanOptions:

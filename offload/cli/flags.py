@@ -279,6 +279,38 @@ class PlanFlags(MachineFlags):
     swa_full: Annotated[
         bool, typer.Option("--swa-full", help="Full-size cache for sliding windows.")
     ] = False
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "-md", "--model-draft", "--draft", metavar="FILE", help="A draft model to load too."
+        ),
+    ] = None
+    draft_device: Annotated[
+        str | None,
+        typer.Option(
+            "-devd", "--device-draft", metavar="NAME,…", help="Its cards, or none [the freest]."
+        ),
+    ] = None
+    draft_n_gpu_layers: Annotated[
+        str | None, typer.Option("-ngld", "--gpu-layers-draft", help="Its layers on cards [all].")
+    ] = None
+    draft_type_k: Annotated[
+        str, typer.Option("-ctkd", "--cache-type-k-draft", help="Type of its K cache.")
+    ] = "f16"
+    draft_type_v: Annotated[
+        str, typer.Option("-ctvd", "--cache-type-v-draft", help="Type of its V cache.")
+    ] = "f16"
+    mmproj: Annotated[
+        str | None,
+        typer.Option("-mm", "--mmproj", metavar="FILE", help="A multimodal projector to load too."),
+    ] = None
+    mmproj_device: Annotated[
+        str | None,
+        typer.Option(
+            "-mmdev", "--mmproj-device", metavar="NAME", help="Its card, or none [the first]."
+        ),
+    ] = None
+    mmproj_offload: Annotated[bool, typer.Option("--mmproj-offload/--no-mmproj-offload")] = True
     strategy: Annotated[
         StrategyName,
         typer.Option(help="Whose experts leave the cards: own is the fastest, even fills evenly."),
@@ -289,6 +321,7 @@ class PlanFlags(MachineFlags):
         from offload.options import PlanOptions, Strategy, parse_kv_type
         from offload.rules import parse_overrides
 
+        self._check_companions()
         return PlanOptions(
             n_ctx=self.n_ctx,
             n_batch=self.n_batch,
@@ -312,6 +345,13 @@ class PlanFlags(MachineFlags):
             load_mode=self.load_mode,
             rpc=self.rpc,
             llama_build=self._build(),
+            draft_path=self.draft,
+            draft_device=self.draft_device,
+            draft_n_gpu_layers=_gpu_layers(self.draft_n_gpu_layers, "-ngld"),
+            draft_type_k=parse_kv_type(self.draft_type_k, "-ctkd"),
+            draft_type_v=parse_kv_type(self.draft_type_v, "-ctvd"),
+            mmproj_path=self.mmproj,
+            mmproj_device=self.mmproj_device if self.mmproj_offload else "none",
             margin_bytes=parse_sizes("1GiB" if self.margin is None else self.margin, "--margin"),
             strategy=Strategy(self.strategy.value),
         )
@@ -335,6 +375,15 @@ class PlanFlags(MachineFlags):
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise UsageError(f"-ub {text!r}: a number of tokens, or auto")
         return int(text)
+
+    def _check_companions(self) -> None:
+        """Refuse flags of a file that is not given."""
+        if self.draft is None:
+            for flag, value in (("-devd", self.draft_device), ("-ngld", self.draft_n_gpu_layers)):
+                if value is not None:
+                    raise UsageError(f"{flag} {value}: of which draft model? add --draft FILE")
+        if self.mmproj is None and (self.mmproj_device is not None or not self.mmproj_offload):
+            raise UsageError("-mmdev and --no-mmproj-offload need --mmproj FILE")
 
     def reserved_bytes(self) -> dict[str, int]:
         """Bytes that `--reserve` keeps, by card; UsageError for another form."""
@@ -377,7 +426,7 @@ def _on_off_auto(text: str | None) -> bool | None:
     return values[text]
 
 
-def _gpu_layers(text: str | None) -> int | None:
+def _gpu_layers(text: str | None, flag: str = "-ngl") -> int | None:
     """`-ngl` as llama.cpp reads it: a count, `all`, or `auto` (not set)."""
     if text is None or text == "auto":
         return None
@@ -385,7 +434,7 @@ def _gpu_layers(text: str | None) -> int | None:
         return -2
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
-        raise UsageError(f"-ngl {text!r}: a number, all or auto")
+        raise UsageError(f"{flag} {text!r}: a number, all or auto")
     return int(text)
 
 

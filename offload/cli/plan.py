@@ -46,6 +46,8 @@ def plan(
         raise UsageError("--explain has no place in -o args; leave one of them out")
     if output is Output.JSON:
         model = os.path.abspath(model)  # a saved plan is read from anywhere
+        flags.draft = flags.draft and os.path.abspath(flags.draft)
+        flags.mmproj = flags.mmproj and os.path.abspath(flags.mmproj)
     judge = _judge(flags) if verify else None
     made, machine = plan_here(flags, model, None if judge is None else judge.build, profile)
     if judge is not None:

@@ -57,7 +57,12 @@ def emit_compose(launch: Launch, target: Target) -> str:
     check_absolute(launch)
     _check_rpc(launch)
     folder, file = dirname(launch.model_path), basename(launch.model_path)
-    inside = replace(launch, model_path=f"{_FOLDER}/{file}")
+    inside = replace(
+        launch,
+        model_path=f"{_FOLDER}/{file}",
+        draft_path=_inside(launch.draft_path, folder),
+        mmproj_path=_inside(launch.mmproj_path, folder),
+    )
     tag, cards = _kind(launch)
     arguments = "".join(f"      - {_text(word)}\n" for word in _words(inside, target))
     return (
@@ -79,6 +84,13 @@ def emit_compose(launch: Launch, target: Target) -> str:
         "    command:\n"
         f"{arguments}"
     )
+
+
+def _inside(path: str | None, folder: str) -> str | None:
+    """Where a file beside the model lies in the container, whose only folder is the model's."""
+    if path is not None and dirname(path) != folder:
+        raise UsageError(f"{path}: a container sees the model's folder alone; put it there")
+    return None if path is None else f"{_FOLDER}/{basename(path)}"
 
 
 def _words(launch: Launch, target: Target) -> Iterator[str]:

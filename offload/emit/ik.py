@@ -41,6 +41,11 @@ def emit_ik_args(launch: Launch, program: str = "llama-server") -> tuple[str, ..
     """The argv of ik_llama.cpp's llama-server; UsageError for what it cannot do."""
     check_partial_layers(launch, IK)
     _check_cards(launch)
+    if launch.draft_path is not None or launch.mmproj_path is not None:
+        raise UsageError(
+            "a draft model or projector is planned as llama.cpp loads it; for ik_llama.cpp plan"
+            " without, and --reserve what they take"
+        )
     if launch.no_host:
         raise UsageError("ik_llama.cpp has no --no-host; plan without it")
     if launch.load_mode not in _LOAD_FLAGS:

@@ -21,7 +21,17 @@ _TEXT_MAX: Final = 1 << 20
 _SHARE_MAX: Final = 3e38
 """Shares are float32 in llama.cpp."""
 _LAYER_BYTES_MAX: Final = 1 << 60
-_LATER: Final = ("layer_bytes", "latent_kv_bytes")
+_LATER: Final = (
+    "layer_bytes",
+    "latent_kv_bytes",
+    "draft_path",
+    "draft_device",
+    "draft_n_gpu_layers",
+    "draft_type_k",
+    "draft_type_v",
+    "mmproj_path",
+    "mmproj_device",
+)
 """What plans saved by earlier versions may lack."""
 
 
@@ -59,6 +69,15 @@ class Launch:
     """
     latent_kv_bytes: int = 0
     """What the latent cache of one layer (MLA) takes as keys and values in F32; else 0."""
+
+    draft_path: str | None = None
+    draft_device: str | None = None
+    draft_n_gpu_layers: int | None = None
+    draft_type_k: str = "f16"
+    draft_type_v: str = "f16"
+    mmproj_path: str | None = None
+    mmproj_device: str | None = None
+    """One card, or `none` for the host."""
 
     @property
     def n_units(self) -> int:
@@ -135,6 +154,8 @@ class Launch:
         for name, known in (
             ("type_k", KV_TYPES),
             ("type_v", KV_TYPES),
+            ("draft_type_k", KV_TYPES),
+            ("draft_type_v", KV_TYPES),
             ("split_mode", SPLIT_MODES),
             ("load_mode", LOAD_MODES),
         ):
@@ -147,8 +168,9 @@ class Launch:
             raise UsageError("the plan's 'launch' has layer_bytes that are no sizes")
         if not all(0 <= share < _SHARE_MAX for share in self.tensor_split):
             raise UsageError("the plan's 'launch' has a share in tensor_split that is none")
-        if "\0" in self.model_path:
-            raise UsageError("the plan's 'launch' has a model_path that no file can have")
+        for path in (self.model_path, self.draft_path, self.mmproj_path):
+            if path is not None and "\0" in path:
+                raise UsageError("the plan's 'launch' has a path that no file can have")
         for rule in self.rules:
             if any(c in str(rule.pattern) for c in ",=") or "," in str(rule.buffer_type):
                 raise UsageError("the plan's 'launch' has a rule with ',' or '=' in its pattern")
@@ -214,4 +236,11 @@ def make_launch(plan: Plan) -> Launch:
         load_mode=options.load_mode or ("none" if host_experts else "auto"),
         layer_bytes=_layer_bytes(plan),
         latent_kv_bytes=_latent_kv_bytes(plan),
+        draft_path=options.draft_path,
+        draft_device=options.draft_device,
+        draft_n_gpu_layers=options.draft_n_gpu_layers,
+        draft_type_k=options.draft_type_k.name.lower(),
+        draft_type_v=options.draft_type_v.name.lower(),
+        mmproj_path=options.mmproj_path,
+        mmproj_device=options.mmproj_device,
     )

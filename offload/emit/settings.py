@@ -140,6 +140,8 @@ def _settings(launch: Launch) -> Iterator[Setting]:
     yield from _placement_settings(launch)
     yield from _context_settings(launch)
     yield from _run_settings(launch)
+    if launch.draft_path is not None or launch.mmproj_path is not None:
+        yield from _companion_settings(launch)
     # --fit aborts as soon as -ngl, -ts or an override is set, and says so only in the log
     yield Setting(spellings=("-fit", "--fit"), value="off", env="LLAMA_ARG_FIT", older=())
     yield Setting(
@@ -248,3 +250,62 @@ def _run_settings(launch: Launch) -> Iterator[Setting]:
         yield Setting(spellings=("--no-op-offload",))
     if launch.no_host:
         yield Setting(spellings=("--no-host",), env="LLAMA_ARG_NO_HOST")
+
+
+def _companion_settings(launch: Launch) -> Iterator[Setting]:
+    """What is loaded beside the model; a draft model drafts nothing unless its kind is said."""
+    draft: list[tuple[tuple[str, ...], str | None, str | None, tuple[str, ...]]] = []
+    if launch.draft_path is not None:
+        ngl = launch.draft_n_gpu_layers
+        type_k, type_v = (
+            None if name == "f16" else name for name in (launch.draft_type_k, launch.draft_type_v)
+        )
+        draft = [
+            (
+                ("-md", "--model-draft", "--spec-draft-model"),
+                launch.draft_path,
+                "LLAMA_ARG_SPEC_DRAFT_MODEL",
+                _NO_SUBSTITUTE,
+            ),
+            # older builds draft with any model they are given
+            (("--spec-type",), "draft-simple", "LLAMA_ARG_SPEC_TYPE", ()),
+            (
+                ("-devd", "--device-draft", "--spec-draft-device"),
+                launch.draft_device,
+                None,
+                _NO_SUBSTITUTE,
+            ),
+            (
+                ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+                None if ngl is None else str(ngl) if ngl >= 0 else "all",
+                "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+                _NO_SUBSTITUTE,
+            ),
+            (
+                ("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+                type_k,
+                "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+                _NO_SUBSTITUTE,
+            ),
+            (
+                ("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+                type_v,
+                "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+                _NO_SUBSTITUTE,
+            ),
+        ]
+    for spellings, value, env, older in draft:
+        if value is not None:
+            yield Setting(spellings=spellings, value=value, env=env, older=older)
+    if launch.mmproj_path is None:
+        return
+    path, card = launch.mmproj_path, launch.mmproj_device
+    yield Setting(spellings=("-mm", "--mmproj"), value=path, env="LLAMA_ARG_MMPROJ")
+    if card == "none":
+        yield Setting(
+            spellings=("--no-mmproj-offload",), env="LLAMA_ARG_MMPROJ_OFFLOAD", negates=True
+        )
+    elif card is not None:
+        yield Setting(
+            spellings=("-mmdev", "--mmproj-device"), value=card, env="MTMD_BACKEND_DEVICE"
+        )

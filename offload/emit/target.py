@@ -91,6 +91,11 @@ def check_absolute(launch: Launch) -> None:
             f"{launch.model_path}: this file is read from another folder; give the whole path"
             " with --model"
         )
+    for path in (launch.draft_path, launch.mmproj_path):
+        if path is not None and not isabs(path):
+            raise UsageError(
+                f"{path}: this file is read from another folder; plan again with the whole path"
+            )
 
 
 def check_text(text: str, what: str, forbidden: str = "\0\n\r") -> str:

@@ -52,6 +52,14 @@ def _memory_to_json(memory: MemoryBytes) -> dict[str, int]:
     }
 
 
+def _companions(plan: Plan) -> list[dict[str, Any]]:
+    if not plan.companions:
+        return []
+    from offload.companions import companions_to_json
+
+    return companions_to_json(plan.companions)
+
+
 def options_to_json(plan: Plan) -> dict[str, Any]:
     """What the user set, and what it comes to for this model."""
     context, options = plan.context, plan.options
@@ -113,6 +121,7 @@ def plan_to_json(
         "prediction": forecast_to_json(forecast),
         "choice": choice_to_json(plan.choice),
         "argv": list(emit_server_args(launch) if argv is None else argv),
+        "companions": _companions(plan),
         "warnings": [{"code": a.code, "text": a.text} for a in plan.advice],
         "launch": launch.to_json(),
         "request": request_to_json(request_of_plan(plan)),

@@ -101,6 +101,14 @@ def _table(plan: Plan) -> Iterator[str]:
         if guests := plan.guests(d):
             owners = {_owner(plan, il) for il in guests}
             yield f"{device.name} holds experts of {ranges(guests)} too, layers of {_and(owners)}"
+    for one in plan.companions:
+        places = [*one.cards.items(), *((("host", one.host),) if one.host.total_bytes else ())]
+        for name, memory in places:
+            weights, context, compute = _numbers(memory)
+            yield (
+                f"{one.name} {printable(one.path)}: {name} {weights} weights + {context} context"
+                f" + {compute} compute, kept free beside the plan"
+            )
     yield f"bars: {_BAR_KEY}" if plan.devices else ""
 
 
