@@ -161,6 +161,7 @@ def test_any_cards_that_only_cost_are_left_out(
     assert {d.name for d in plan.devices} == {d.name for d in devices} - left
     note = next(a.text for a in plan.advice if a.code == "card-left-out")
     assert all(one in note for one in left)
+    assert ("--settings auto" in note) == ("CUDA0" in left)
     for n in range(1, len(devices)):
         for some in combinations(devices, n):
             other = planned(model, some, may_drop_cards=False)
