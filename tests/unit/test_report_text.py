@@ -7,6 +7,7 @@ import re
 import struct
 import sys
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,14 +174,18 @@ def test_a_failed_write_leaves_the_last_report(
     files = write_report(small, tmp_path)
     before = {file: file.read_bytes() for file in files}
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+    for n_before in (0, 1):  # the first file is the one too many, then the second
+        calls = iter(range(10))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="No space left"):
-        write_report(small, tmp_path)
-    assert {tmp_path / name for name in os.listdir(tmp_path)} == set(files)
-    assert {file: file.read_bytes() for file in files} == before
+        def full(descriptor: int, calls: Iterator[int] = calls, n: int = n_before) -> None:
+            if next(calls) == n:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(UsageError, match="No space left"):
+            write_report(small, tmp_path)
+        assert {tmp_path / name for name in os.listdir(tmp_path)} == set(files)
+        assert {file: file.read_bytes() for file in files} == before
 
 
 def _history(path: Path, levels: list[float]) -> Path:
