@@ -28,6 +28,19 @@ class Contender(NamedTuple):
     turn: Prediction | None = None
 
 
+class Timing(NamedTuple):
+    """What a contender was timed at: tokens per second of each run, nothing before them.
+
+    `n_prompt` and `n_gen` are the lengths that were timed; `error` is why it ended, if it did.
+    """
+
+    decode_t_s: tuple[float, ...]
+    prefill_t_s: tuple[float, ...]
+    n_prompt: int
+    n_gen: int
+    error: str | None = None
+
+
 class FitAnswer(NamedTuple):
     """What `--fit` would set: `-ngl`, `-ts` and `-ot`, each as it prints them."""
 

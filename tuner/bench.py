@@ -170,7 +170,7 @@ def run_sweep(
 def _begin(site: Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float]) -> None:
     """Find out how fast the machine is, and so how long tests must be."""
     before_s = clock()
-    speeds = _probe(site, clock)
+    speeds = probe(site, clock)
     cells = candidate_cells(site.bench, speeds.sizes())
     keeper.keep(
         sweep,
@@ -188,7 +188,7 @@ def _begin(site: Site, keeper: _Keeper, sweep: Sweep, clock: Callable[[], float]
     sweep.spent_s = 0.0
 
 
-def _probe(site: Site, clock: Callable[[], float]) -> Speeds:
+def probe(site: Site, clock: Callable[[], float]) -> Speeds:
     """One short run, to be forgotten."""
     bench = site.bench
     cell = Cell(
@@ -369,7 +369,7 @@ class _Worker:
     def _note_failure(self, step: Step, error: LlamaCppError, wall_s: float) -> None:
         bench = self.site.bench
         models = [m for m in (bench.model, bench.short_model) if m is not None]
-        text = _without_names(str(error), [m.path for m in models], bench.endpoints)
+        text = without_names(str(error), [m.path for m in models], bench.endpoints)
         self.tell(f"the run {step.cell.label!r} failed, the rest goes on: {text}")
         row = {
             "kind": "failure",
@@ -384,7 +384,7 @@ class _Worker:
             self.site.renew()
 
 
-def _without_names(text: str, paths: Sequence[str], endpoints: Sequence[str]) -> str:
+def without_names(text: str, paths: Sequence[str], endpoints: Sequence[str]) -> str:
     """Nobody's folders and machines go into a profile."""
     for path in paths:
         text = text.replace(path, Path(path).name)

@@ -72,7 +72,7 @@ def bench(
     ] = BenchOutput.TABLE,
 ) -> int:
     """Time placements on this machine; what a plan needs to predict speed goes into a profile."""
-    _need_numpy()
+    need_numpy()
     from tuner.bench import choose_runner
     from tuner.bench_text import bench_to_json, render_bench
     from tuner.times import time_machine
@@ -99,7 +99,7 @@ def bench(
             virtual=is_virtual,
             profile=None if profile is None else Path(profile),
             tell=notify,
-            on_progress=_show_progress,
+            on_progress=show_progress,
         )
     if output is BenchOutput.JSON:
         print_json(bench_to_json(result.learned, result.sweep, result.path))
@@ -133,7 +133,7 @@ def _telling_of_interruption() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _need_numpy() -> None:
+def need_numpy() -> None:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
@@ -193,7 +193,7 @@ def _subject(
         yield subject
 
 
-def _show_progress(progress: Progress) -> None:
+def show_progress(progress: Progress) -> None:
     """One line that is written over on a terminal, a line now and then elsewhere."""
     if sys.stderr is None:
         return

@@ -11,10 +11,17 @@ import typer
 from offload.cli.app import command, notify, print_answer, print_json
 from offload.cli.asked import ask_here, speeds_here
 from offload.cli.flags import ModelPath, PlanFlags, ProfileOption
+from offload.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offload.contenders import Contender
+    from offload.device import Device
     from offload.speeds import Speeds
+    from tuner.contest import Contest
+
+_EXIT_INTERRUPTED = 130
 
 
 class CompareOutput(StrEnum):
@@ -42,11 +49,28 @@ def compare(
         bool, typer.Option("--fit/--no-fit", help="Ask llama.cpp's --fit too, where it is here.")
     ] = True,
     profile: ProfileOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run each placement that fits with llama-bench, too.")
+    ] = False,
+    time: Annotated[
+        str, typer.Option("--time", metavar="TIME", help="About how long --measure may take.")
+    ] = "3m",
+    virtual: Annotated[
+        bool,
+        typer.Option("--virtual", help="With --measure: play the cards on this machine's CPU."),
+    ] = False,
+    n_threads: Annotated[
+        int | None, typer.Option("-t", "--threads", help="With --measure: of the host's part.")
+    ] = None,
     output: Annotated[
         CompareOutput, typer.Option("-o", "--output", help="What to print.")
     ] = CompareOutput.TABLE,
 ) -> int:
     """Lay our spread beside first, last, all, none, one card and llama.cpp's --fit."""
+    if virtual and not measure:
+        raise UsageError("--virtual is how --measure runs; give both")
+    if cards and measure:
+        raise UsageError("--measure times placements on this machine; --cards are other machines")
     if cards:
         from offload.cli.machines import compare_machines
 
@@ -66,12 +90,62 @@ def compare(
     if fit and contenders[0].plan.devices:
         asked = next((one for one in contenders if one.name == "even"), contenders[0])
         contenders += _by_fit(asked, flags.llama_server, speeds)
+    contest = None
+    if measure:
+        contest = _run(contenders, machine.devices, flags.llama_server, time, virtual, n_threads)
     rows = [(one, make_forecast(one.plan, machine.host, speeds.measured)) for one in contenders]
+    timings = None if contest is None else contest.timings
     if output is CompareOutput.JSON:
-        print_json(contenders_to_json(rows))
+        print_json(contenders_to_json(rows, measured=timings))
     else:
-        print_answer(render_contenders(rows, markdown=output is CompareOutput.MD))
+        is_md = output is CompareOutput.MD
+        print_answer(render_contenders(rows, markdown=is_md, measured=timings))
+    if contest is not None and contest.is_interrupted:
+        return _EXIT_INTERRUPTED
     return 0 if any(one.plan.feasible for one in contenders) else 1
+
+
+def _run(
+    contenders: list[Contender],
+    devices: Sequence[Device],
+    llama_server: str | None,
+    time: str,
+    virtual: bool,
+    n_threads: int | None,
+) -> Contest:
+    """Those that fit, timed in turns by llama-bench."""
+    from offload.cli.bench import need_numpy, parse_duration_s, show_progress
+    from offload.engine.binaries import find_binary
+    from offload.engine.targets import n_cores
+    from offload.errors import OffloadError
+
+    need_numpy()
+    from tuner.contest import run_contest
+    from tuner.runners import LlamaBench
+
+    time_s = parse_duration_s(time)
+    program = find_binary("llama-bench", None if llama_server is None else Path(llama_server))
+    if program is None:
+        raise OffloadError("--measure needs llama-bench, which is not here; give --llama-server")
+    if virtual and not devices:
+        raise UsageError(
+            "--virtual plays cards, and there are none; say which: --gpus 2 --vram 8GiB"
+        )
+    contest = run_contest(
+        contenders,
+        devices,
+        runner=LlamaBench(program=program),
+        time_s=time_s,
+        n_threads=n_threads or (1 if virtual else n_cores()),
+        virtual=virtual,
+        on_progress=show_progress,
+    )
+    for name, timing in contest.timings.items():
+        if timing.error is not None:
+            notify(f"{name} failed: {timing.error}")
+    if contest.is_interrupted:
+        notify("interrupted; what was timed by then is below")
+    return contest
 
 
 def _by_fit(ours: Contender, llama_server: str | None, speeds: Speeds) -> list[Contender]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from offload.contenders import Contender
+from offload.contenders import Contender, Timing
 from offload.render.forecast import forecast_to_json, rate_text
 from offload.render.plan_json import SCHEMA_VERSION, devices_to_json
-from offload.render.text import ranges, render_columns, seconds_text
+from offload.render.text import printable, ranges, render_columns, seconds_text
 from offload.split import HOST
 from offload.units import MIB
 
@@ -19,10 +20,20 @@ if TYPE_CHECKING:
 _MARKS: Final = {True: "", False: "!"}
 
 
+_ERROR_MAX: Final = 60
+Timings = Mapping[str, Timing]
+
+
 def render_contenders(
-    rows: Sequence[tuple[Contender, Forecast | None]], *, markdown: bool = False
+    rows: Sequence[tuple[Contender, Forecast | None]],
+    *,
+    markdown: bool = False,
+    measured: Timings | None = None,
 ) -> str:
-    """One line per placement; `!` marks a card that is short, `*` the shortest turn that fits."""
+    """One line per placement; `!` marks a card that is short, `*` the shortest turn that fits.
+
+    With `measured`, by name, what was timed stands beside what is predicted.
+    """
     names = list(dict.fromkeys(d.name for c, _ in rows for d in c.plan.devices))
     head = (
         "placement",
@@ -37,6 +48,11 @@ def render_contenders(
         best = _fastest(rows)
         turns = ["turn s", *(_turn(contender, contender is best) for contender, _ in rows)]
         table = [(*row, cell) for row, cell in zip(table, turns, strict=True)]
+        head = table[0]
+    if measured is not None:
+        titles = ("decode measured", "prefill measured", "runs")
+        cells = [titles, *(_measured_cells(one, measured) for one, _ in rows)]
+        table = [(*row, *more) for row, more in zip(table, cells, strict=True)]
         head = table[0]
     if markdown:
         lines = [f"| {' | '.join(row)} |" for row in table]
@@ -71,14 +87,59 @@ def _cells(
     return (contender.name, *cards, host, fits, *speeds)
 
 
+def _measured_cells(contender: Contender, measured: Timings) -> tuple[str, str, str]:
+    """Medians with the slowest and the fastest run, or why there are none."""
+    timing = measured.get(contender.name)
+    if timing is None:
+        return ("-" if not contender.plan.feasible else "no time", "-", "0")
+    if not timing.decode_t_s:
+        why = printable(" ".join((timing.error or "").split())).replace("|", "/")
+        return (f"failed: {why[:_ERROR_MAX]}", "-", "0")
+    data = timing_to_json(timing)
+    runs = f"{len(timing.decode_t_s)}{', then failed' if timing.error else ''}"
+    texts = [rate_text(data, phase) for phase in ("decode", "prefill")]
+    if len(timing.decode_t_s) == 1:  # no ends to tell
+        texts = [text.partition(" ")[0] for text in texts]
+    return (texts[0], texts[1], runs)
+
+
+def timing_to_json(timing: Timing) -> dict[str, Any]:
+    """The median and the ends of all runs under the names of `prediction`; null without runs."""
+    out: dict[str, Any] = {}
+    for phase, rates in (("decode", timing.decode_t_s), ("prefill", timing.prefill_t_s)):
+        out[f"{phase}_t_s"] = median(rates) if rates else None
+        out[f"{phase}_low_t_s"] = min(rates, default=None)
+        out[f"{phase}_high_t_s"] = max(rates, default=None)
+        out[f"{phase}_samples_t_s"] = list(rates)
+    return out | {
+        "n_depth": 0,
+        "n_prompt": timing.n_prompt,
+        "n_gen": timing.n_gen,
+        "n_runs": len(timing.decode_t_s),
+        "error": timing.error,
+    }
+
+
 def _card(plan: Plan, device: int) -> str:
     return (
         f"{plan.memory.devices[device].total_bytes // MIB}{_MARKS[device not in plan.short_bytes]}"
     )
 
 
-def contenders_to_json(rows: Sequence[tuple[Contender, Forecast | None]]) -> dict[str, Any]:
-    """Devices as in `offload plan`, `prediction` too; `name` says whose placement it is."""
+def contenders_to_json(
+    rows: Sequence[tuple[Contender, Forecast | None]], *, measured: Timings | None = None
+) -> dict[str, Any]:
+    """Devices as in `offload plan`, `prediction` too; `name` says whose placement it is.
+
+    With `measured`, each has that key too: null for a placement that was not run.
+    """
+
+    def timed(name: str) -> dict[str, Any]:
+        if measured is None:
+            return {}
+        timing = measured.get(name)
+        return {"measured": None if timing is None else timing_to_json(timing)}
+
     best = _fastest(rows)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -92,6 +153,7 @@ def contenders_to_json(rows: Sequence[tuple[Contender, Forecast | None]]) -> dic
                 "prediction": forecast_to_json(forecast),
                 "turn_s": None if contender.turn is None else contender.turn.seconds,
                 "fastest": contender is best,
+                **timed(contender.name),
             }
             for contender, forecast in rows
         ],
