@@ -39,7 +39,7 @@ def plan_here(
     host_free = flags.host_free_bytes(machine)
 
     def made_with(options: PlanOptions, host_free: int | None) -> Plan:
-        if not (flags.chooses_ubatch or flags.chooses_settings):
+        if not flags.chooses_anything:
             return make_plan(
                 model, machine.devices, options, host_free_bytes=host_free, speeds=speeds
             )
@@ -54,6 +54,9 @@ def plan_here(
             ubatches=UBATCHES if flags.chooses_ubatch else (),
             may_reorder=flags.chooses_settings and flags.device is None,
             may_switch=flags.chooses_settings,
+            context=flags.chooses_context,
+            free_k=flags.type_k == "auto",
+            free_v=flags.type_v == "auto",
         )
 
     if options.draft_path is None and options.mmproj_path is None:

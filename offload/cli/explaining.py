@@ -55,6 +55,9 @@ def _with_cards_left_out(question: Question, flags: PlanFlags, machine: Machine)
         devices=machine.devices,
         options=replace(
             asked,
+            n_ctx=chosen.n_ctx,
+            type_k=chosen.type_k,
+            type_v=chosen.type_v,
             n_ubatch=chosen.n_ubatch,
             n_batch=chosen.n_batch,
             llama_build=chosen.llama_build,

@@ -208,8 +208,13 @@ class PlanFlags(MachineFlags):
         ),
     ] = None
     n_ctx: Annotated[
-        int | None,
-        typer.Option("-c", "--ctx-size", help="Context [training context, at most 32768]."),
+        str | None,
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            help="Context [training context, at most 32768]; auto: the longest that costs no"
+            " time, max: the longest that fits.",
+        ),
     ] = None
     n_batch: Annotated[
         int, typer.Option("-b", "--batch-size", help="Tokens submitted at once.")
@@ -227,7 +232,7 @@ class PlanFlags(MachineFlags):
         bool | None, typer.Option("--kv-unified/--no-kv-unified", help="One KV cache for all.")
     ] = None
     type_k: Annotated[
-        str, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache: f16, q8_0, …")
+        str, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache: f16, q8_0, …, auto.")
     ] = "f16"
     type_v: Annotated[str, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")] = (
         "f16"
@@ -323,13 +328,13 @@ class PlanFlags(MachineFlags):
 
         self._check_companions()
         return PlanOptions(
-            n_ctx=self.n_ctx,
+            n_ctx=self._context(),
             n_batch=self.n_batch,
             n_ubatch=self._ubatch(),
             n_parallel=self.n_parallel,
             kv_unified=self.kv_unified,
-            type_k=parse_kv_type(self.type_k, "-ctk"),
-            type_v=parse_kv_type(self.type_v, "-ctv"),
+            type_k=parse_kv_type(_f16_if_auto(self.type_k), "-ctk"),
+            type_v=parse_kv_type(_f16_if_auto(self.type_v), "-ctv"),
             flash_attn=_on_off_auto(self.flash_attn),
             swa_full=self.swa_full,
             offload_kqv=self.kv_offload,
@@ -367,6 +372,29 @@ class PlanFlags(MachineFlags):
         if self.settings not in (None, "auto"):
             raise UsageError(f"--settings {self.settings!r}: auto is all there is")
         return self.settings == "auto"
+
+    @property
+    def chooses_context(self) -> str | None:
+        """`auto` or `max` where `-c` is for us to choose."""
+        return self.n_ctx if self.n_ctx in ("auto", "max") else None
+
+    @property
+    def chooses_anything(self) -> bool:
+        """Whether any setting is for us to choose."""
+        return (
+            self.chooses_ubatch
+            or self.chooses_settings
+            or self.chooses_context is not None
+            or "auto" in (self.type_k, self.type_v)
+        )
+
+    def _context(self) -> int | None:
+        text = self.n_ctx
+        if text is None or self.chooses_context is not None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 11):
+            raise UsageError(f"-c {text!r}: a number of tokens, auto or max")
+        return int(text)
 
     def _ubatch(self) -> int:
         text = self.n_ubatch
@@ -417,6 +445,10 @@ def parse_sizes(text: str, what: str) -> tuple[int, ...]:
     from offload.units import parse_size_bytes
 
     return tuple(parse_size_bytes(part, what) for part in text.split(","))
+
+
+def _f16_if_auto(text: str) -> str:
+    return "f16" if text == "auto" else text
 
 
 def _on_off_auto(text: str | None) -> bool | None:

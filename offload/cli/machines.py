@@ -24,6 +24,8 @@ def compare_machines(
             raise UsageError(f"{flag} is about the cards of one machine; leave it out with --cards")
     if flags.chooses_ubatch:
         raise UsageError("-ub auto is for one machine; with --cards say a number")
+    if flags.chooses_context is not None or "auto" in (flags.type_k, flags.type_v):
+        raise UsageError("auto and max are for one machine; with --cards say -c, -ctk and -ctv")
     if needs_machine(texts):
         model, machine, options = ask_here(flags, model_path)
         host_free = flags.host_free_bytes(machine)

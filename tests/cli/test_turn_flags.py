@@ -113,3 +113,19 @@ def test_wrong_words_are_one_line(shape: Path, args: tuple[str, ...], said: str)
     done = offload("plan", shape, *UNEQUAL, *args)
     assert done.returncode == 2 and done.stdout == ""
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_context_and_cache_types_are_chosen_on_request(shape: Path, tmp_path: Path) -> None:
+    """-c max, -ctk auto and -ctv auto become numbers in the command, and say why."""
+    words = ("-c", "max", "-ctk", "auto", "-ctv", "auto")
+    plan = planned(shape, *words)
+    assert plan["options"]["n_ctx"] == plan["model"]["n_ctx_train"]
+    assert "auto" not in plan["argv"] and str(plan["options"]["n_ctx"]) in plan["argv"]
+    codes = {one["code"] for one in plan["warnings"]}
+    assert {"context-chosen", "cache-types-chosen"} <= codes
+    saved = tmp_path / "p.json"
+    saved.write_text(json.dumps(plan))
+    assert read_plan(str(saved)).context.n_ctx == plan["options"]["n_ctx"]
+    for wrong in ("soon", "-1", "1e3"):
+        done = offload("plan", shape, *UNEQUAL, "-c", wrong)
+        assert done.returncode == 2 and "-c" in done.stderr

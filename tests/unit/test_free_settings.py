@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,3 +91,74 @@ def test_a_slow_link_keeps_experts_where_they_are(model: Model) -> None:
         model, cards("24GiB:936GB/s:200MB/s"), OPTIONS, speeds=SPEEDS, ubatches=(), may_switch=True
     )
     assert not plan.options.op_offload or plan.options.no_host
+
+
+TWO = cards("24GiB:936GB/s:25GB/s", "24GiB:936GB/s:25GB/s")
+
+
+def chosen(model: Model, devices: tuple[Device, ...] = TWO, **asked: Any) -> Plan:
+    """What is planned with nothing open but what `asked` says."""
+    options = asked.pop("options", PlanOptions())
+    return best_settings(model, devices, options, speeds=SPEEDS, ubatches=(), **asked)
+
+
+def notes_of(plan: Plan) -> dict[str, str]:
+    """Remarks by code."""
+    return {one.code: one.text for one in plan.advice}
+
+
+def priced_at(model: Model, n_ctx: int, like: Plan) -> float:
+    """The turn with this context, at the depth that `like` was priced at."""
+    assert like.speeds is not None
+    options = replace(like.options, n_ctx=n_ctx, device_names=())
+    return seconds(make_plan(model, TWO, options, speeds=like.speeds), like.speeds)
+
+
+def test_the_longest_context_that_costs_nothing(model: Model) -> None:
+    """-c auto is within 1 % of a context just long enough, and 1024 tokens more are not."""
+    plan = chosen(model, context="auto")
+    n_ctx = plan.context.n_ctx
+    assert n_ctx % 1024 == 0 and plan.feasible and plan.speeds is not None
+    assert plan.speeds.turn.n_depth == 16384
+    least = priced_at(model, 16384 + 3072, plan)
+    assert priced_at(model, n_ctx, plan) <= 1.01 * least < priced_at(model, n_ctx + 1024, plan)
+    assert f"-c {n_ctx}" in notes_of(plan)["context-chosen"]
+
+
+def test_the_longest_context_that_fits(model: Model) -> None:
+    """-c max is the training context where that fits, else 1024 more do not fit."""
+    assert chosen(model, context="max").context.n_ctx == model.n_ctx_train
+    small = cards("4GiB", "4GiB")
+    plan = chosen(model, small, context="max", options=PlanOptions(n_gpu_layers=-2))
+    n_ctx = plan.context.n_ctx
+    assert plan.feasible and n_ctx < (model.n_ctx_train or 0)
+    longer = replace(plan.options, n_ctx=n_ctx + 1024)
+    assert not make_plan(model, small, longer, speeds=plan.speeds).feasible
+
+
+def test_cache_types_are_halved_only_where_it_pays(model: Model, tmp_path: Path) -> None:
+    """q8_0 where the cache drives experts off the cards, f16 where everything fits."""
+    plan = chosen(model, options=PlanOptions(n_ctx=131072), free_k=True, free_v=True)
+    names = plan.options.type_k.name, plan.options.type_v.name
+    assert names == ("Q8_0", "Q8_0") and "q8_0/q8_0" in notes_of(plan)["cache-types-chosen"]
+    keys_only = chosen(model, options=PlanOptions(n_ctx=131072), free_k=True)
+    assert keys_only.options.type_v.name == "F16"
+    roomy = cards("80GiB:936GB/s:25GB/s", "80GiB:936GB/s:25GB/s")
+    brief = SPEEDS._replace(turn=Turn(n_prompt=64, n_generate=64, n_depth=0))
+    short = best_settings(
+        model,
+        roomy,
+        PlanOptions(n_ctx=4096),
+        speeds=brief,
+        ubatches=(),
+        free_k=True,
+        free_v=True,
+    )
+    assert short.options.type_k.name == short.options.type_v.name == "F16"
+
+
+def test_cache_types_that_llama_cpp_refuses_are_not_tried(model: Model) -> None:
+    """Without flash attention values stay f16, whatever they would save."""
+    options = PlanOptions(n_ctx=131072, flash_attn=False)
+    plan = chosen(model, options=options, free_k=True, free_v=True)
+    assert plan.options.type_v.name == "F16"
