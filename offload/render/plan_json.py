@@ -17,7 +17,6 @@ from offload.plan import Plan
 from offload.render.choice import choice_to_json
 from offload.render.forecast import forecast_to_json
 from offload.render.request_json import request_of_plan, request_to_json
-from offload.render.speeds_json import speeds_to_json
 from offload.split import HOST
 
 if TYPE_CHECKING:
@@ -101,6 +100,8 @@ def plan_to_json(
     plan: Plan, forecast: Forecast | None = None, argv: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The object `offload plan -o json` prints."""
+    from offload.render.speeds_json import speeds_to_json  # the table has no use for it
+
     launch = make_launch(plan)
     return {
         "schema_version": SCHEMA_VERSION,
