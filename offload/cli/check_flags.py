@@ -19,7 +19,16 @@ from offload.errors import DeviceError, UsageError
 
 _FILES: Final = ("devices_file",)
 _ELSEWHERE: Final = ("llama_server",)
-_NUMBERS_TOO: Final = ("n_ubatch", "n_gpu_layers", "tensor_split", "vram", "margin", "host_ram")
+_NUMBERS_TOO: Final = (
+    "n_ctx",
+    "n_ubatch",
+    "n_gpu_layers",
+    "draft_n_gpu_layers",
+    "tensor_split",
+    "vram",
+    "margin",
+    "host_ram",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
