@@ -22,7 +22,7 @@ from offload.cost import (
     seconds_of,
 )
 from offload.cost.lumps import find_lumps, multiplied
-from offload.cost.work import CPU, REPACKED
+from offload.cost.work import CPU, REPACKED, RPC
 from offload.device import Device
 from offload.model import Model
 from offload.speeds import Speeds, known_speeds
@@ -167,6 +167,8 @@ def _features(model: Model, devices: Sequence[Device]) -> Iterator[str]:
         yield from (f"prefill.{kind}.{place}" for kind in ("layer", "read", "attention"))
     for device in devices:
         yield from (f"prefill.{kind}.{device.name}" for kind in ("stream", "stream_mmap"))
+        if device.backend.name == RPC:
+            yield f"decode.resend.{device.name}"
 
 
 def host_is_repacked(devices: Sequence[Device], *, no_host: bool) -> bool:

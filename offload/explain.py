@@ -37,6 +37,7 @@ KINDS: Final = {
     "stream": "link",
     "hop": "crossings",
     "carry": "crossings",
+    "resend": "crossings",
     "const": "always",
     "ubatch": "always",
 }

@@ -239,6 +239,7 @@ def advice_for(feature: str, companions: Iterable[str] = ()) -> str:
         "layer": "a run of a model with other widths, or with fewer layers",
         "read": "a run with more or fewer experts on the host, or of another quantisation",
         "hop": "a run with the same bytes on the host in other layers, or split over more cards",
+        "resend": "a run with the same number of layers on the host, but the first ones of a card",
         "wait": "runs with a quarter and with half of the experts on the host",
         "context": "a run at another depth",
         "ubatch": "a run with another -ub",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.cost import Coefficients, Work, add_waiting
-from offload.cost.work import CPU, REPACKED
+from offload.cost.work import CPU, REPACKED, RESEND_S, RESEND_SD
 
 Array = NDArray[np.float64]
 
@@ -167,7 +167,9 @@ def _prior_in(
     one device, and cards, are about equally fast until runs tell them apart.
     """
     known = {} if prior is None else prior.table
-    believed = np.zeros(len(names))
+    # what is sent again over RPC grows with the square of a model's depth, so a cut tells
+    # little of it; that it takes so long lies in llama.cpp, not in the machine alone
+    believed = np.array([RESEND_S if ".resend." in name else 0.0 for name in names]) / scales
     covariance = np.zeros((len(names), len(names)))
     for i, a in enumerate(names):
         if a in known:
@@ -177,6 +179,8 @@ def _prior_in(
                 shared = prior.covariance_of(a, b)
             elif (a in known) != (b in known):
                 shared = 0.0
+            elif ".resend." in a and ".resend." in b:
+                shared = (RESEND_S * RESEND_SD) ** 2 * (1.0 if a == b else TYPES_ALIKE)
             else:
                 shared = _alike(a, b) * group_scales[i] * group_scales[j]
             covariance[i, j] = covariance[j, i] = shared / scales[i] / scales[j]

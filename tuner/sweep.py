@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offload.cost.work import RESEND_S
 from tuner.cells import ANCHOR, Bench, Cell, Sizes
 
 Array = NDArray[np.float64]
@@ -31,8 +32,9 @@ FIRST: Final = (*MUST, "own 2/4", "fewer layers", "own 1/4")
 """Next, what lies between them, and what grows with layers."""
 
 _ROUGH_S: Final[Mapping[str, float]] = {
-    "const": 1e-3, "ubatch": 1e-3, "layer": 1e-4, "hop": 5e-5, "read": 1e-10, "context": 1e-10,
-    "stream": 1e-10, "stream_mmap": 2e-10, "carry": 1e-9, "flops": 2e-11, "attention": 2e-11,
+    "const": 1e-3, "ubatch": 1e-3, "layer": 1e-4, "hop": 5e-5, "resend": RESEND_S,
+    "read": 1e-10, "context": 1e-10, "stream": 1e-10, "stream_mmap": 2e-10,
+    "carry": 1e-9, "flops": 2e-11, "attention": 2e-11,
 }  # fmt: skip
 """Seconds per unit before anything is measured, good enough to weigh runs against each other."""
 

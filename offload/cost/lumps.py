@@ -161,6 +161,32 @@ def _elements(tensor: Tensor) -> int:
     return n
 
 
+def count_resent(model: Model, placement: Places, lumps: Sequence[Lump]) -> dict[int, int]:
+    """Layers by card whose operations are sent to it again for one token, were it an RPC card.
+
+    A card that gets all its layers at once is told to compute the graph it has. One that is
+    interrupted by experts elsewhere gets a new graph after each interruption, and with it
+    everything it leans on: all its layers up to there, through the residual stream
+    (`serialize_graph`, ggml/src/ggml-rpc/ggml-rpc.cpp, b11434).
+    """
+    owners = trunk_owners(model, placement)
+    stops = {
+        lump.il
+        for lump in lumps
+        if lump.role is Role.EXPERT and lump.il is not None and lump.place != owners[lump.il]
+    }
+    resent: dict[int, int] = {}
+    start = 0
+    for il, owner in enumerate(owners):
+        if il and owner != owners[il - 1]:
+            start = il
+        is_last = il + 1 == len(owners) or owners[il + 1] != owner
+        n_graphs = (il in stops) + (is_last and any(start <= stop <= il for stop in stops))
+        if owner != HOST and n_graphs:
+            resent[owner] = resent.get(owner, 0) + n_graphs * (il - start + 1)
+    return resent
+
+
 def count_hops(
     model: Model, placement: Places, lumps: Sequence[Lump], offloader: int | None
 ) -> int:

@@ -14,8 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from offload.context import ContextOptions
-from offload.cost.lumps import Lump, Places, count_hops, find_lumps, trunk_owners
+from offload.context import Cache, ContextOptions, pad_cells
+from offload.cost.lumps import (
+    Lump,
+    Places,
+    count_hops,
+    count_resent,
+    find_lumps,
+    trunk_owners,
+)
 from offload.device import Device
 from offload.model import Model
 from offload.split import HOST
@@ -27,6 +34,11 @@ CPU: Final = "CPU"
 REPACKED: Final = "CPU_REPACK"
 """The buffer type of host weights in a layout made for the processor (ggml-cpu/repack.cpp)."""
 
+RESEND_S: Final = 1.5e-4
+RESEND_SD: Final = 0.7
+"""Seconds for one `resend`, by what was measured once (docs/cost.md), and the doubt as a factor."""
+
+RPC: Final = "RPC"
 _F32_BYTES: Final = 4
 
 
@@ -38,6 +50,7 @@ class Work:
     (llama.cpp's name, `CPU` or `CPU_REPACK` for the host) and, where it matters, the
     tensor type. Units: `const`, `ubatch`: times; `layer`: layers computed; `read`, `stream`,
     `context`: bytes; `hop`: copies of activations between devices, `carry` their bytes;
+    `resend`: layers whose operations an RPC card is sent again;
     `flops`, `attention`: floating-point operations.
     """
 
@@ -92,6 +105,10 @@ def decode_work(
         keeper = owner if context.offload_kqv else HOST
         add_token_layer(amounts, place[owner], place[keeper], seen_bytes[il])
     amounts["decode.hop"] = float(count_hops(model, placement, lumps, None))
+    if any(device.backend.name == RPC for device in devices):
+        for d, n_layers in count_resent(model, placement, lumps).items():
+            if devices[d].backend.name == RPC:
+                amounts[f"decode.resend.{place[d]}"] = float(n_layers)
     return amounts.work()
 
 
@@ -253,17 +270,35 @@ def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def context_bytes_read(model: Model, context: ContextOptions, n_depth: int) -> tuple[float, ...]:
-    """Bytes of context that one token reads in each layer, `n_depth` tokens being there."""
+    """Bytes of context that one token reads in each layer, `n_depth` tokens being there.
+
+    Caches come in whole blocks of cells, but what is masked in a block is skipped, so bytes
+    grow with tokens; a recurrent state is read whole.
+    """
     if n_depth <= 0:
         return (0.0,) * len(model.layers)
-    seen = replace(
-        context, n_ctx=n_depth, n_parallel=1, kv_unified=True, n_batch=1, n_ubatch=1, swa_full=False
-    )
-    memo: dict[object, int] = {}
+    high = pad_cells(n_depth)
+    low = high - pad_cells(1)
+    share = (n_depth - low) / (high - low)
+    memo: dict[object, float] = {}
     for layer in model.layers:
         if layer.caches not in memo:
-            memo[layer.caches] = sum(n for cache in layer.caches for n in cache.tensor_bytes(seen))
+            last = _cache_bytes(layer.caches, context, high)
+            # what a cache of no cells would hold: the state, which does not grow
+            first = (
+                _cache_bytes(layer.caches, context, low)
+                if low
+                else max(2 * last - _cache_bytes(layer.caches, context, 2 * high), 0)
+            )
+            memo[layer.caches] = first + share * (last - first)
     return tuple(memo[layer.caches] for layer in model.layers)
+
+
+def _cache_bytes(caches: Sequence[Cache], context: ContextOptions, n_ctx: int) -> int:
+    seen = replace(
+        context, n_ctx=n_ctx, n_parallel=1, kv_unified=True, n_batch=1, n_ubatch=1, swa_full=False
+    )
+    return sum(n for cache in caches for n in cache.tensor_bytes(seen))
 
 
 def _attention_flops_per_token(model: Model, il: int, n_cells: float) -> float:

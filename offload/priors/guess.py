@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from offload.cost import PRIOR, Coefficient, Coefficients, unit_of
-from offload.cost.work import CPU, REPACKED
+from offload.cost.work import CPU, REPACKED, RESEND_S, RESEND_SD
 from offload.device import Device
 from offload.machine import Host
 from offload.priors.cards import CardSheet, find_card
@@ -189,6 +189,7 @@ _TABLE: Final = {
     ("decode", "read", "host"): _Row(1 / 0.52, "bytes", 0.35),
     ("decode", "context", "card"): _Row(1 / 0.25, "bytes", 1.0),
     ("decode", "context", "host"): _Row(1 / 0.05, "bytes", 1.0),
+    ("decode", "resend", "card"): _Row(RESEND_S, "", RESEND_SD),
     ("prefill", "const", ""): _Row(2e-3, "", 1.0),
     ("prefill", "ubatch", ""): _Row(2e-3, "", 1.0),
     ("prefill", "hop", ""): _Row(3e-5, "", 1.0),

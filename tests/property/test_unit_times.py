@@ -98,11 +98,17 @@ def cells(draw: st.DrawFn) -> tuple[Clock, Placement, dict[str, int]]:
 @given(cells())
 @settings(max_examples=60, deadline=None)
 def test_tables_add_up_to_the_clock(cell: tuple[Clock, Placement, dict[str, int]]) -> None:
-    """The linear part of a turn is the same to rounding, in whole and in pieces."""
+    """The linear part of a turn is the same to rounding, in whole and in pieces.
+
+    What RPC cards are sent again depends on all layers of a card and is in no table.
+    """
     clock, placement, fixed = cell
     times = turn_times(clock, fixed)
     found = summed(clock.model, times, placement, fixed)
-    assert found == pytest.approx(clock.seconds(placement), rel=1e-9)
+    amounts = clock.work(placement).amounts
+    resent_s = sum(amounts[name] * clock.value(name) for name in amounts if ".resend." in name)
+    assert resent_s > 0 or not any(".resend." in name for name in amounts)
+    assert found == pytest.approx(clock.seconds(placement) - resent_s, rel=1e-9)
 
 
 def test_a_slow_link_makes_experts_on_the_host_dear() -> None:

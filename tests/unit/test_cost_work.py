@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.speed_cases import model_of
 from offload.context import ContextOptions
 from offload.cost import Work, decode_work, prefill_work, touched_share
+from offload.cost.work import context_bytes_read
 from offload.device import Device, device_by_name
 from offload.model import Model, make_model
 from offload.placement import Placement
@@ -99,10 +101,51 @@ def test_hops_follow_the_graph(
 
 
 def test_context_is_read_where_the_layer_is_owned() -> None:
-    """At a depth each owner reads keys and values of its layers, padded to 256 cells."""
-    amounts = decode(placed((0, 0, 0, 1, 1)), "CUDA0", "CUDA1", n_depth=300)
-    assert amounts["decode.context.CUDA0"] == 3 * amounts["decode.context.CUDA1"]
-    assert amounts["decode.context.CUDA1"] == 512 * 2 * 2 * (N_EMBD // 4) * 2
+    """At a depth each owner reads keys and values of its layers, of as many tokens as are there."""
+    for n_depth in (1, 100, 256, 300):
+        amounts = decode(placed((0, 0, 0, 1, 1)), "CUDA0", "CUDA1", n_depth=n_depth)
+        assert amounts["decode.context.CUDA0"] == 3 * amounts["decode.context.CUDA1"]
+        assert amounts["decode.context.CUDA1"] == n_depth * 2 * 2 * (N_EMBD // 4) * 2
+
+
+def test_states_do_not_grow_with_the_depth() -> None:
+    """A recurrent layer reads its whole state at any depth, attention beside it what is there."""
+    model = model_of("qwen3-next-80b-a3b", "Q4_K_M")
+    read = [context_bytes_read(model, CONTEXT, n_depth) for n_depth in (10, 100, 1000)]
+    for il, layer in enumerate(model.layers):
+        mine = [layers[il] for layers in read]
+        if layer.kind == "recurrent":
+            assert mine[0] == mine[1] == mine[2] > 0
+        else:
+            assert mine[1] == pytest.approx(10 * mine[0]) and mine[2] == pytest.approx(10 * mine[1])
+
+
+@pytest.mark.parametrize(
+    ("owners", "host_layers", "resent"),
+    [
+        ((0, 0, 0, 0, 0), (), (0, 0)),  # told to compute what it has
+        ((0, 0, 0, 0, 0), (0,), (1 + 4, 0)),
+        ((0, 0, 0, 0, 0), (3,), (4 + 4, 0)),
+        ((0, 0, 0, 0, 0), (0, 1, 2, 3), (1 + 2 + 3 + 4 + 4, 0)),
+        ((0, 0, 1, 1, 1), (2,), (0, 1 + 2)),
+        ((0, 0, 1, 1, 1), (1, 2, 3), (2 + 2, 1 + 2 + 2)),
+        ((HOST, HOST, 0, 0, 0), (3,), (2 + 2, 0)),
+        ((HOST, HOST, 0, 0, 0), (0,), (0, 0)),
+    ],
+)
+def test_interrupted_rpc_cards_are_sent_their_layers_again(
+    owners: tuple[int, ...], host_layers: tuple[int, ...], resent: tuple[int, int]
+) -> None:
+    """Each interruption of a card, and what follows the last one, brings all its layers so far.
+
+    Cards that are no RPC cards get nothing twice.
+    """
+    amounts = decode(placed(owners, host_layers), "RPC0", "RPC1")
+    found = tuple(amounts.get(f"decode.resend.RPC{d}", 0.0) for d in range(2))
+    assert found == resent
+    mixed = decode(placed(owners, host_layers), "RPC0", "CUDA0")
+    assert mixed.get("decode.resend.RPC0", 0.0) == resent[0]
+    assert "decode.resend.CUDA0" not in mixed
 
 
 def prefill(placement: Placement, *names: str, n_prompt: int, **more: Any) -> Mapping[str, float]:
