@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from offload.clock import clock_of_plan
 from offload.cost import Prediction
-from offload.device import Device
+from offload.device import Device, rpc_servers
 from offload.model import Model
 from offload.options import PlanOptions, Strategy
 from offload.plan import Plan, make_plan
@@ -85,6 +85,7 @@ def make_contenders(
             options,
             margin_bytes=(margins[i],) if len(margins) > 1 else margins,
             device_names=(device.name,),
+            rpc=options.rpc or ",".join(rpc_servers(devices)) or None,
         )
         plan = make_plan(model, (device,), alone, host_free_bytes=host_free_bytes, speeds=speeds)
         yield _timed(f"{device.name} alone", plan, speeds)

@@ -8,7 +8,7 @@ in offload/backend.py; whole machines (devices.toml) in offload/machine.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -59,6 +59,18 @@ class Device:
     drives_display: bool | None = None
     description: str = ""
     endpoint: str | None = None
+
+
+def rpc_servers(devices: Iterable[Device]) -> tuple[str, ...]:
+    """Endpoints as `--rpc` needs them, each once, so that `RPC0`, `RPC1`, … are these cards.
+
+    llama.cpp numbers RPC cards in the order of `--rpc`, whatever the order of `-dev`.
+    """
+    cards = [device for device in devices if device.endpoint is not None]
+    numbers = {card.name: card.name.removeprefix("RPC") for card in cards}
+    if all(number.isdecimal() for number in numbers.values()):
+        cards.sort(key=lambda card: int(numbers[card.name]))
+    return tuple(dict.fromkeys(card.endpoint for card in cards if card.endpoint is not None))
 
 
 def parse_endpoint(text: str) -> str:

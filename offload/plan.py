@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from offload.advice import Advice, advise
 from offload.context import ContextOptions
-from offload.device import Device
+from offload.device import Device, rpc_servers
 from offload.errors import UsageError
 from offload.memory import Breakdown, Companion
 from offload.model import Model
@@ -133,9 +133,11 @@ def make_plan(
         priced, choice, some = _fastest(problem, cards, options, speeds)
         if some is not None:
             cards, margins = tuple(cards[d] for d in some), tuple(margins[d] for d in some)
+            # those left out keep their numbers, so that `-dev` means the cards it names
+            servers = options.rpc or ",".join(rpc_servers(offered)) or None
             offered = cards
             names = tuple(card.name for card in cards)
-            options = replace(options, device_names=names, margin_bytes=margins)
+            options = replace(options, device_names=names, margin_bytes=margins, rpc=servers)
             problem = _problem(model, cards, margins, options, host_free_bytes)
     ours = {
         name: "CPU" if device == HOST else cards[device].buffer_type

@@ -263,5 +263,8 @@ def _choose_devices(
             raise UsageError(f"-dev {names}: a card is named twice")
         cards = tuple(by_name[name] for name in wanted)
     if names is not None or named:
-        options = replace(options, device_names=tuple(card.name for card in cards))
+        from offload.device import rpc_servers
+
+        servers = options.rpc or ",".join(rpc_servers(machine.devices)) or None
+        options = replace(options, device_names=tuple(card.name for card in cards), rpc=servers)
     return machine._replace(devices=cards), options

@@ -134,6 +134,7 @@ def _telling_of_interruption() -> Iterator[None]:
 
 
 def need_numpy() -> None:
+    """Raise OffloadError where there is no numpy; timing and fitting cannot do without."""
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:

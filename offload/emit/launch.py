@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from offload.device import rpc_servers
 from offload.errors import UsageError
 from offload.memory import HOST_BACKEND, context_bytes_by_layer
 from offload.options import KV_TYPES, LOAD_MODES, SPLIT_MODES
@@ -176,11 +177,6 @@ class Launch:
                 raise UsageError("the plan's 'launch' has a rule with ',' or '=' in its pattern")
 
 
-def _endpoints(plan: Plan) -> list[str]:
-    """Servers of the RPC cards, each once, in the order of the cards."""
-    return list(dict.fromkeys(d.endpoint for d in plan.devices if d.endpoint is not None))
-
-
 def _layer_bytes(plan: Plan) -> tuple[int, ...]:
     """Weights and context by unit of `-ngl`, as a card would hold them."""
     model = plan.model
@@ -215,7 +211,7 @@ def make_launch(plan: Plan) -> Launch:
         n_gpu_layers=plan.split.n_gpu_layers if n_devices else 0,
         tensor_split=shares if n_devices > 1 else (),
         devices=options.device_names,
-        rpc=options.rpc or (",".join(_endpoints(plan)) or None),
+        rpc=options.rpc or (",".join(rpc_servers(plan.devices)) or None),
         split_mode=options.split_mode,
         main_gpu=options.main_gpu,
         rules=with_user_rules(options.override_rules, plan.rules),
