@@ -82,7 +82,7 @@ def test_keys_are_flags() -> None:
         model="a",
         llama_server=None,
     )
-    assert (got.gpus, got.vram, got.n_ctx, got.n_ubatch) == (2, "22GiB", 4096, "1024")
+    assert (got.gpus, got.vram, got.n_ctx, got.n_ubatch) == (2, "22GiB", "4096", "1024")
     assert (got.tensor_split, got.override, got.no_host) == ("2,1", ["x=CPU"], True)
     assert got.devices_file == "ci/d.toml" and profile == "ci/p.json"
     assert got.strategy == "even"
@@ -97,7 +97,7 @@ def test_keys_are_flags() -> None:
         ({"vram": "22Gx", "gpus": 2}, {}, "vram '22Gx' is not a size"),
         ({"gpu": ["CUDA0:1x"]}, {}, "CUDA0"),
         ({"profile": 3}, {}, "profile = 3"),
-        ({}, {"ctx-size": "8k"}, "[options]: ctx-size = '8k'"),
+        ({}, {"ctx-size": "8k"}, "-c '8k': a number of tokens"),
         ({}, {"ctx-size": 1, "c": 2}, "set twice"),
         ({}, {"llama-server": "x"}, "unknown key 'llama-server'"),
         ({}, {"gpus": 2}, "[options]: unknown key 'gpus'"),
