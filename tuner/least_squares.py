@@ -8,7 +8,8 @@ standard error instead of an arbitrary value, while sums of them that were measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,6 +40,12 @@ CARDS_ALIKE: Final = 0.8
 
 _CERTAIN: Final = 1e-12
 """Variance of what a prior is sure of, in units of a whole run: zero could not be inverted."""
+
+KIN: Final = {"attention": ("flops", 3.0), "context": ("read", 10.0)}
+"""How much dearer a unit may be than one of what the same place does with weights.
+
+Short prompts at small depths have so little of either that they could cost anything, and a
+long prompt after that would be predicted to take hours."""
 
 WAIT_SD: Final = 0.3
 """How much slower cards that wait were on recorded machines: between not at all and a half."""
@@ -146,16 +153,36 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> System:
 def _group_scales(names: Sequence[str], amounts: Array, seconds: Array) -> Array:
     """Seconds per unit at which a feature's group alone would explain the median run.
 
-    A group is the features of one place that differ in the tensor type only.
+    A group is the features of one place that differ in the tensor type only. What reads
+    context or attends to it is the same processor at work on little: it may cost `KIN` as
+    much as what reads or multiplies weights there, and not what would explain a whole run.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for j, name in enumerate(names):
         groups.setdefault(tuple(name.split(".")[:3]), []).append(j)
-    scales = np.ones(len(names))
-    for columns in groups.values():
+    per_group = {}
+    for key, columns in groups.items():
         total = amounts[:, columns].sum(axis=1)
-        scales[columns] = float(np.median(seconds[total > 0] / total[total > 0]))
+        per_group[key] = float(np.median(seconds[total > 0] / total[total > 0]))
+    scales = np.ones(len(names))
+    for key, columns in groups.items():
+        scales[columns] = min(per_group[key], _kin_scale(key, per_group))
     return scales
+
+
+def _kin_scale(key: tuple[str, ...], per_group: Mapping[tuple[str, ...], float]) -> float:
+    phase, kind, *place = key
+    relative, times = KIN.get(kind, ("", math.inf))
+    if not relative:
+        return math.inf
+    there = per_group.get((phase, relative, *place))
+    if there is None:
+        # experts of a host that keeps context lie elsewhere: as slow as the slowest
+        there = max(
+            (s for (p, k, *_), s in per_group.items() if (p, k) == (phase, relative)),
+            default=math.inf,
+        )
+    return times * there
 
 
 def _prior_in(
