@@ -446,7 +446,7 @@ def test_a_plan_that_does_not_fit_is_not_started(model: Path, tmp_path: Path) ->
 
 def test_cards_that_are_not_here(model: Path, tmp_path: Path) -> None:
     """A plan for cards this llama-server does not see would run on the host without a word."""
-    args = ["--gpus", "2", "--vram", "60MiB", "--margin", "1MiB", "-c", "512"]
+    args = ["--gpus", "2", "--vram", "60MiB", "--margin", "1MiB", "-c", "512", "--strategy", "even"]
     with serving(tmp_path, str(model), *args) as run:
         assert run.exit_code() == 2
     assert "sees no CUDA0, CUDA1 (no card at all); plan for the cards that are here" in run.err

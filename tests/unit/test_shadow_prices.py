@@ -108,10 +108,17 @@ def test_half_the_context_is_compared_at_a_depth_that_both_have(
 
 
 def test_memory_is_worth_something_and_a_lost_card_costs(prices: dict[str, ShadowPrice]) -> None:
-    """The signs that nobody would doubt."""
+    """The signs that nobody would doubt; only more memory may put an expert on the other card.
+
+    That takes crossings, whose price is a guess here, so that its sign cannot be told.
+    """
     for code in ("memory:CUDA0", "memory:CUDA1", "link:CUDA0"):
-        difference = prices[code].difference
-        assert difference is not None and difference.seconds < 0 and difference.is_told, code
+        price = prices[code]
+        assert price.difference is not None and price.difference.seconds < 0, code
+        crossed = price.after is not None and price.after.plan.placement.crossed
+        assert price.difference.is_told or crossed, code
+    told = prices["link:CUDA0"].difference
+    assert told is not None and told.is_told
     lost = prices["without:CUDA0"].difference
     assert lost is not None and lost.seconds > 0
 
