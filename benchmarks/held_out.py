@@ -49,9 +49,10 @@ N_CARDS: Final = 2
 N_ROUNDS: Final = 2
 N_REPETITIONS: Final = 4
 TARGETS: Final = (
-    "granite-3.1-3b-a800m:32,olmoe-1b-7b:16,qwen1.5-moe-a2.7b:12,gpt-oss-20b:8,ernie-4.5-21b-a3b:8"
+    "granite-3.1-3b-a800m:32,olmoe-1b-7b:16,qwen1.5-moe-a2.7b:8,granite-3.1-3b-a800m:32:Q8_0,"
+    "olmoe-1b-7b:16:Q8_0"
 )
-"""Real models and how many of their layers: 2 to 4.5 GB each, the first two whole."""
+"""Real models, how many of their layers, and another recipe than Q4_K_M: 2 to 7.4 GB each."""
 
 BESIDE: Final = "own 2/4"
 """The run of the cut that is made beside each of the target's: experts on both sides."""
@@ -92,9 +93,17 @@ def held_cells(model: Model) -> tuple[Cell, ...]:
 
 
 def measure(
-    folder: Path, target: str, n_layer: int, runner: Runner, *, time_s: float, n_rounds: int
+    folder: Path,
+    name: str,
+    n_layer: int,
+    quant: str | None,
+    runner: Runner,
+    *,
+    time_s: float,
+    n_rounds: int,
 ) -> None:
     """Time the cut and the target; a target that is there already is left alone."""
+    target = name if quant is None else f"{name}-{quant}"
     path = folder / f"{target}.jsonl"
     if path.exists() and '"done"' in path.read_text().rpartition("\n{")[2]:
         print(f"{target}: measured already", file=sys.stderr)
@@ -105,7 +114,7 @@ def measure(
         tempfile.TemporaryDirectory(prefix="held-out-", dir=folder) as scratch,
         SampleLog(path) as log,
     ):
-        scale = make_scale_model_of_shape(find_shape(target), n_layer=n_layer)
+        scale = make_scale_model_of_shape(find_shape(name), n_layer=n_layer, quant=quant)
         whole = write_scale_model(scale, Path(scratch) / "target.gguf")
         n_cut = max(n_layer // 4, 1)
         with cut_model(
@@ -203,9 +212,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.folder.mkdir(parents=True, exist_ok=True)
     runner = choose_runner(asked.llama_server)
     for part in asked.targets.split(","):
-        target, _, n_layer = part.partition(":")
+        name, n_layer, *quant = part.split(":")
         measure(
-            asked.folder, target, int(n_layer), runner, time_s=asked.time, n_rounds=asked.rounds
+            asked.folder,
+            name,
+            int(n_layer),
+            quant[0] if quant else None,
+            runner,
+            time_s=asked.time,
+            n_rounds=asked.rounds,
         )
     return 0
 
