@@ -99,7 +99,7 @@ def make_trial(kind: str, model: str, time_s: float) -> dict[str, Any]:
     if kind == "same":
         check, pairs = compare_builds_with_pairs(arm, arm, options)
     else:
-        with _slower_library() as library:
+        with slower_library() as library:
             slowed = _Slowed(arm=arm, library=library)
             check, pairs = compare_builds_with_pairs(slowed, arm, options)
     ratios = {
@@ -192,8 +192,8 @@ int ggml_backend_sched_graph_compute_async(void * sched, void * graph) {
 
 
 @contextlib.contextmanager
-def _slower_library() -> Iterator[Path]:
-    """Compiled anew each time; gone afterwards."""
+def slower_library() -> Iterator[Path]:
+    """A library whose graphs take a tenth longer; compiled anew each time, gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "slower.c", Path(folder) / "slower.so"
         source.write_text(_SLOWER)

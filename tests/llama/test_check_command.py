@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from benchmarks.speed_check_trials import slower_library
 from offload.engine.binaries import find_binary
 from offload.engine.verify import find_judge
 from offload.source import read_header
@@ -195,6 +196,29 @@ def test_a_build_beside_itself(small: Path) -> None:
     assert any("pairs of" in note for note in said["speed"]["notes"])
     done = shell('offload check --update --builds "$1" "$1"', small, server)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_a_build_with_slower_kernels(small: Path) -> None:
+    """Each graph takes a tenth more processor time in the new build: slower, exit code 1."""
+    server = find_binary("llama-server")
+    if server is None or sys.platform != "linux" or shutil.which("cc") is None:
+        missing("llama-server, Linux and a C compiler are needed")
+    write_random(
+        small / "larger.gguf", arch="qwen3moe", n_layer=12, n_embd=256, n_expert=32,
+        n_ff_exp=256, quant="Q8_0",
+    )  # fmt: skip
+    config = SMALL.replace("small.gguf", "larger.gguf").replace("speed-time-s = 2", "")
+    (small / "offload.toml").write_text(config, encoding="utf-8")
+    with slower_library() as library:
+        slow = small / "slow" / "llama-server"
+        slow.parent.mkdir()
+        slow.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {server} "$@"\n', encoding="utf-8")
+        slow.chmod(0o755)
+        done = shell(f'offload check --builds "$1" {slow} --only speed -o json', small, server)
+    (said,) = json.loads(done.stdout)["checks"]
+    assert (done.returncode, said["verdict"]) == (1, "changed"), done.stdout
+    assert {finding["code"] for finding in said["findings"]} <= {"decode-slower", "prefill-slower"}
+    assert said["findings"]
 
 
 def test_the_embedded_build_beside_a_server(small: Path) -> None:
