@@ -10,11 +10,13 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from offload.cost import Coefficients, Prediction, Work, predict
 from tuner.fit import fit
 from tuner.samples import make_runs
+
+CARD_MODELS: Final = {"RPC0": "virtual card", "RPC1": "virtual card"}
 
 
 class Held(NamedTuple):
@@ -122,16 +124,22 @@ def judge(folders: Sequence[Path], *, is_detailed: bool) -> None:
         own: list[Held] = []
         other: list[Held] = []
         for name, rows in mine.items():
-            own += predicted(rows, fit(make_runs(samples[name])).coefficients)
+            own += predicted(
+                rows, fit(make_runs(samples[name]), card_models=CARD_MODELS).coefficients
+            )
             rest = [row for key, rows_ in samples.items() if key != name for row in rows_]
             if rest:
-                other += predicted(rows, fit(make_runs(rest)).coefficients)
+                other += predicted(rows, _fitted(rest))
         print(f"## {folder.name}: {len(mine)} targets, {len(own)} held-out measurements")
         if is_detailed:
             _print_cells(own)
         _print_errors("its own cut", own)
         _print_errors("all other cuts", other)
         _print_noise(own)
+
+
+def _fitted(samples: Sequence[Mapping[str, Any]]) -> Coefficients:
+    return fit(make_runs(samples), card_models=CARD_MODELS).coefficients
 
 
 def _print_cells(cells: Sequence[Held]) -> None:

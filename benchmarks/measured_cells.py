@@ -227,7 +227,8 @@ def speeds_of(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> Speeds
     samples = [row for row in rows if row["kind"] == "sample"]
     left = {kind: [f"RPC{d}" for d, k in enumerate(TIMED) if k == kind] for kind in set(TIMED)}
     device_of = {f"RPC{d}": left[kind].pop(0) for d, kind in enumerate(kinds)}
-    coefficients = fit(make_runs(samples)).coefficients
+    models = {f"RPC{d}": kind for d, kind in enumerate(TIMED)}
+    coefficients = fit(make_runs(samples), card_models=models).coefficients
     return Speeds(turn=TURN, host=HOST, measured=Measured(coefficients, device_of))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -85,18 +86,25 @@ class Fit:
     condition_numbers: Mapping[str, float]
 
 
-def fit(runs: Sequence[Run], prior: Coefficients | None = None, *, waiting: bool = True) -> Fit:
+def fit(
+    runs: Sequence[Run],
+    prior: Coefficients | None = None,
+    *,
+    waiting: bool = True,
+    card_models: Mapping[str, str] = MappingProxyType({}),
+) -> Fit:
     """Fit all coefficients that occur in `runs`; decode and prefill share none.
 
     `prior` is what was believed before: its values count with their standard errors.
     `waiting` lets cards that wait be slower (offload/cost/waiting.py): without a run between
-    the ends nothing is learned of it but how wide intervals there must be.
+    the ends nothing is learned of it but how wide intervals there must be. `card_models` names
+    the model of each card; those of one model are believed to be as fast as each other.
     """
     phases = sorted({name.partition(".")[0] for run in runs for name in run.work.amounts})
     parts = {}
     for phase in phases:
         mine = [run for run in runs if any(n.startswith(f"{phase}.") for n in run.work.amounts)]
-        parts[phase] = _fit_phase(mine, prior, waiting)
+        parts[phase] = _fit_phase(mine, prior, waiting, card_models)
     table: dict[str, Coefficient] = {}
     covariance: dict[tuple[str, str], float] = {}
     for part in parts.values():
@@ -146,10 +154,15 @@ class _Phase:
     condition_number: float
 
 
-def _fit_phase(runs: Sequence[Run], prior: Coefficients | None, waiting: bool) -> _Phase:
-    solved = solve_once(runs, prior)
+def _fit_phase(
+    runs: Sequence[Run],
+    prior: Coefficients | None,
+    waiting: bool,
+    card_models: Mapping[str, str],
+) -> _Phase:
+    solved = solve_once(runs, prior, card_models)
     if waiting:
-        runs, solved = solve_waiting(runs, prior, solved)
+        runs, solved = solve_waiting(runs, prior, card_models, solved)
     return _judge_fit(runs, prior, solved)
 
 

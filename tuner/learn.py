@@ -38,7 +38,7 @@ def learn(
     """Fit `samples` together with those of other models in `known`."""
     old = [] if known is None else _samples_of_other_models(known, samples)
     everything = [*old, *samples]
-    found = fit(make_runs(everything))
+    found = fit(make_runs(everything), card_models=hardware.card_models)
     first = samples[0]
     return Learned(
         profile=Profile(

@@ -38,6 +38,11 @@ TYPES_ALIKE: Final = 0.95
 CARDS_ALIKE: Final = 0.8
 """The same of two cards."""
 
+CARDS_SAME: Final = 0.999
+"""The same of two cards of one model, but for what goes over their links."""
+
+_LINK_KINDS: Final = frozenset(("stream", "stream_mmap"))
+
 _CERTAIN: Final = 1e-12
 """Variance of what a prior is sure of, in units of a whole run: zero could not be inverted."""
 
@@ -94,19 +99,24 @@ class Solved:
         return {name: float(value) for name, value in zip(self.system.names, found, strict=True)}
 
 
-def solve_once(runs: Sequence[Run], prior: Coefficients | None) -> Solved:
+def solve_once(
+    runs: Sequence[Run], prior: Coefficients | None, card_models: Mapping[str, str]
+) -> Solved:
     """Fit the runs as they are, with what was believed before."""
-    system = _make_system(runs, None)
+    system = _make_system(runs, None, card_models)
     values, weights, sd = _solve_robustly(system)
     if prior is not None:
         # how far runs scatter and which are outliers is for them to say: a prior may be far off
-        system = _make_system(runs, prior)
+        system = _make_system(runs, prior, card_models)
         values = _solve(system, weights)
     return Solved(system=system, values=values, weights=weights, sd=sd)
 
 
 def solve_waiting(
-    runs: Sequence[Run], prior: Coefficients | None, start: Solved
+    runs: Sequence[Run],
+    prior: Coefficients | None,
+    card_models: Mapping[str, str],
+    start: Solved,
 ) -> tuple[Sequence[Run], Solved]:
     """The runs with `wait` features, whose amounts follow from the coefficients: in rounds."""
     solved, per_unit = start, start.seconds_per_unit()
@@ -116,13 +126,13 @@ def solve_waiting(
         moved = max(_moved_s(a, b) / a.seconds for a, b in zip(last, bent, strict=True))
         if moved < _ROUNDS_TOLERANCE:
             break
-        solved = solve_once(bent, prior)
+        solved = solve_once(bent, prior, card_models)
         # half-way, since a smaller slope makes cards seem to wait less, and the slope larger
         per_unit = {
             name: 0.5 * (value + per_unit.get(name, value))
             for name, value in solved.seconds_per_unit().items()
         }
-    return bent, solve_once(bent, prior)
+    return bent, solve_once(bent, prior, card_models)
 
 
 def _moved_s(a: Run, b: Run) -> float:
@@ -131,14 +141,16 @@ def _moved_s(a: Run, b: Run) -> float:
     return sum(abs(a.work.amounts.get(n, 0.0) - b.work.amounts.get(n, 0.0)) for n in names)
 
 
-def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> System:
+def _make_system(
+    runs: Sequence[Run], prior: Coefficients | None, card_models: Mapping[str, str]
+) -> System:
     names = tuple(sorted({name for run in runs for name in run.work.amounts}))
     amounts = np.array([[run.work.amounts.get(n, 0.0) for n in names] for run in runs])
     seconds = np.array([run.seconds for run in runs])
     scales = np.array([float(np.median(seconds[col > 0] / col[col > 0])) for col in amounts.T])
-    group_scales = _group_scales(names, amounts, seconds)
+    group_scales = _group_scales(names, amounts, seconds, card_models)
     group_scales[[".wait." in name for name in names]] = WAIT_SD
-    believed, precision = _prior_in(names, scales, prior, group_scales)
+    believed, precision = _prior_in(names, scales, prior, group_scales, card_models)
     return System(
         names=names,
         amounts=amounts,
@@ -150,12 +162,15 @@ def _make_system(runs: Sequence[Run], prior: Coefficients | None) -> System:
     )
 
 
-def _group_scales(names: Sequence[str], amounts: Array, seconds: Array) -> Array:
+def _group_scales(
+    names: Sequence[str], amounts: Array, seconds: Array, card_models: Mapping[str, str]
+) -> Array:
     """Seconds per unit at which a feature's group alone would explain the median run.
 
     A group is the features of one place that differ in the tensor type only. What reads
     context or attends to it is the same processor at work on little: it may cost `KIN` as
     much as what reads or multiplies weights there, and not what would explain a whole run.
+    Cards of one model have one scale.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for j, name in enumerate(names):
@@ -164,10 +179,25 @@ def _group_scales(names: Sequence[str], amounts: Array, seconds: Array) -> Array
     for key, columns in groups.items():
         total = amounts[:, columns].sum(axis=1)
         per_group[key] = float(np.median(seconds[total > 0] / total[total > 0]))
+    kin = {key: min(scale, _kin_scale(key, per_group)) for key, scale in per_group.items()}
+    shared: dict[tuple[str, ...], float] = {}
+    for key, scale in kin.items():
+        model = _of_model(key, card_models)
+        shared[model] = max(shared.get(model, 0.0), scale)
     scales = np.ones(len(names))
     for key, columns in groups.items():
-        scales[columns] = min(per_group[key], _kin_scale(key, per_group))
+        scales[columns] = shared[_of_model(key, card_models)]
     return scales
+
+
+def _of_model(key: tuple[str, ...], card_models: Mapping[str, str]) -> tuple[str, ...]:
+    """The group's phase and kind with the model of its card in the card's place."""
+    phase, kind, *place = key
+    return (
+        phase,
+        kind,
+        *(f"model {card_models[name]}" if name in card_models else name for name in place),
+    )
 
 
 def _kin_scale(key: tuple[str, ...], per_group: Mapping[tuple[str, ...], float]) -> float:
@@ -186,12 +216,17 @@ def _kin_scale(key: tuple[str, ...], per_group: Mapping[tuple[str, ...], float])
 
 
 def _prior_in(
-    names: Sequence[str], scales: Array, prior: Coefficients | None, group_scales: Array
+    names: Sequence[str],
+    scales: Array,
+    prior: Coefficients | None,
+    group_scales: Array,
+    card_models: Mapping[str, str],
 ) -> tuple[Array, Array]:
     """Prior values and precision, in units of `scales`.
 
     What the prior does not know could be anything up to a whole run's time; tensor types of
-    one device, and cards, are about equally fast until runs tell them apart.
+    one device, and cards, are about equally fast until runs tell them apart, and cards of one
+    model very nearly so.
     """
     known = {} if prior is None else prior.table
     # what is sent again over RPC grows with the square of a model's depth, so a cut tells
@@ -209,13 +244,13 @@ def _prior_in(
             elif ".resend." in a and ".resend." in b:
                 shared = (RESEND_S * RESEND_SD) ** 2 * (1.0 if a == b else TYPES_ALIKE)
             else:
-                shared = _alike(a, b) * group_scales[i] * group_scales[j]
+                shared = _alike(a, b, card_models) * group_scales[i] * group_scales[j]
             covariance[i, j] = covariance[j, i] = shared / scales[i] / scales[j]
     covariance += _CERTAIN * np.eye(len(names))
     return believed, np.linalg.inv(covariance).astype(np.float64)
 
 
-def _alike(a: str, b: str) -> float:
+def _alike(a: str, b: str, card_models: Mapping[str, str]) -> float:
     """Correlation of what is believed of two features before anything was measured."""
     if ".wait." in a or ".wait." in b:
         return float(a == b)
@@ -224,7 +259,10 @@ def _alike(a: str, b: str) -> float:
         return 0.0
     found = 1.0
     if one[2] != other[2]:
-        found *= 0.0 if _is_host(one[2]) or _is_host(other[2]) else CARDS_ALIKE
+        model = card_models.get(one[2])
+        is_same = model is not None and model == card_models.get(other[2])
+        same = CARDS_SAME if is_same and one[1] not in _LINK_KINDS else CARDS_ALIKE
+        found *= 0.0 if _is_host(one[2]) or _is_host(other[2]) else same
     return found if one[3] == other[3] else found * TYPES_ALIKE
 
 

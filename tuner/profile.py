@@ -46,6 +46,11 @@ class Hardware:
     n_threads: int | None = None
     memory_total_bytes: int | None = None
 
+    @property
+    def card_models(self) -> dict[str, str]:
+        """What each card is, by llama.cpp's name; cards nobody describes are left out."""
+        return {card.name: card.description for card in self.cards if card.description}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

@@ -239,3 +239,35 @@ def test_short_prompts_do_not_make_long_ones_take_hours() -> None:
         said = predict(Work(amounts=long), fit(runs).coefficients)
         assert said is not None
         assert seconds(long) / 1.5 < said.seconds < seconds(long) * 1.5
+
+
+def test_cards_of_one_model_learn_from_each_other() -> None:
+    """One card seen with 10 % of noise, its twin with little: both are the twin's speed.
+
+    Runs that say clearly that a twin is half as fast are believed all the same.
+    """
+    models = {"RPC0": "some card", "RPC1": "some card"}
+
+    def runs_of(factor: float, noise: float) -> list[Run]:
+        return [
+            Run(
+                label=f"{card} {n_bytes}",
+                work=Work(amounts={f"decode.read.{card}.Q4_K": n_bytes}),
+                seconds=1e-11 * n_bytes * (factor if card == "RPC1" else 1.0),
+                noise=noise if card == "RPC1" else 0.005,
+            )
+            for card in models
+            for n_bytes in (1e9, 2e9, 3e9)
+        ]
+
+    def seconds(found: Coefficients, card: str) -> float:
+        return found.table[f"decode.read.{card}.Q4_K"].value
+
+    vague = runs_of(1.1, 0.1)
+    together = fit(vague, card_models=models).coefficients
+    apart = fit(vague).coefficients
+    assert seconds(together, "RPC1") < seconds(apart, "RPC1")
+    assert seconds(together, "RPC1") == pytest.approx(seconds(together, "RPC0"), rel=0.08)
+    clear = fit(runs_of(2.0, 0.005), card_models=models).coefficients
+    assert seconds(clear, "RPC1") == pytest.approx(2e-11, rel=0.05)
+    assert seconds(clear, "RPC0") == pytest.approx(1e-11, rel=0.05)

@@ -200,7 +200,9 @@ def test_what_was_left_out_had_no_part_in_its_prediction() -> None:
     before, after = (
         [
             one
-            for one in judge(read_timings(samples)[0], profile.coefficients)
+            for one in judge(
+                read_timings(samples)[0], profile.coefficients, profile.hardware.card_models
+            )
             if one.timing.label == "own 1/4"
         ]
         for samples in (plain, slowed)

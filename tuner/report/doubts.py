@@ -30,7 +30,8 @@ class Doubts:
 def make_doubts(profile: Profile, timings: Sequence[Timing], n_unreadable: int) -> Doubts:
     """From the samples as they are recorded, fitted again to see what they settle."""
     counted = [timing.raw for timing in timings if not timing.is_aside]
-    found = fit(make_runs(counted)) if counted else None
+    models = profile.hardware.card_models
+    found = fit(make_runs(counted), card_models=models) if counted else None
     notes = [
         *_about_file(profile, timings, n_unreadable, found),
         *_about_fit(profile, found),

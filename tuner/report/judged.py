@@ -8,7 +8,7 @@ on this very machine and model. Other models and machines are another question (
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,17 +46,19 @@ class Score:
         return self.n_inside / self.n
 
 
-def judge(timings: Sequence[Timing], known: Coefficients) -> tuple[Judged, ...]:
+def judge(
+    timings: Sequence[Timing], known: Coefficients, card_models: Mapping[str, str]
+) -> tuple[Judged, ...]:
     """Every timing of the fit, in the order of the file; runs aside are none of it."""
     counted = [timing for timing in timings if not timing.is_aside]
-    left_out = _left_out(counted)
+    left_out = _left_out(counted, card_models)
     return tuple(
         Judged(timing=timing, fitted=predict(timing.work, known), left_out=prediction)
         for timing, prediction in zip(counted, left_out, strict=True)
     )
 
 
-def _left_out(timings: Sequence[Timing]) -> list[Prediction | None]:
+def _left_out(timings: Sequence[Timing], card_models: Mapping[str, str]) -> list[Prediction | None]:
     """Predictions by the placements of the other folds; None where they say nothing."""
     cells = list(dict.fromkeys((timing.digest, timing.label) for timing in timings))
     n_folds = min(N_FOLDS, len(cells))
@@ -65,7 +67,7 @@ def _left_out(timings: Sequence[Timing]) -> list[Prediction | None]:
     found: list[Prediction | None] = [None] * len(timings)
     for fold in range(n_folds if n_folds > 1 else 0):
         kept = [t.raw for t, mine in zip(timings, folds, strict=True) if mine != fold]
-        known = fit(make_runs(kept)).coefficients
+        known = fit(make_runs(kept), card_models=card_models).coefficients
         for i, mine in enumerate(folds):
             if mine == fold:
                 found[i] = predict(timings[i].work, known)

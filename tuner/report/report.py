@@ -35,7 +35,7 @@ def make_report(profile: Profile) -> Report:
         for phase in ("decode", "prefill")
         if (law := make_law(mine, phase, known)) is not None
     )
-    judged = judge(timings, known)
+    judged = judge(timings, known, profile.hardware.card_models)
     return Report(
         profile=profile,
         timings=timings,
