@@ -76,6 +76,7 @@ def compare(
 
         return compare_machines(model, flags, tuple(cards), profile, output.value)
     from offload.contenders import make_contenders
+    from offload.errors import OffloadError
     from offload.forecast import make_forecast
     from offload.render.contenders import contenders_to_json, render_contenders
 
@@ -102,6 +103,11 @@ def compare(
         print_answer(render_contenders(rows, markdown=is_md, measured=timings))
     if contest is not None and contest.is_interrupted:
         return _EXIT_INTERRUPTED
+    if timings and all(one.error and not one.decode_t_s for one in timings.values()):
+        raise OffloadError(
+            "llama-bench could run none of the placements: are these the cards of this machine?"
+            " --virtual plays them on the CPU"
+        )
     return 0 if any(one.plan.feasible for one in contenders) else 1
 
 
@@ -115,7 +121,8 @@ def _run(
 ) -> Contest:
     """Those that fit, timed in turns by llama-bench."""
     from offload.cli.bench import need_numpy, parse_duration_s, show_progress
-    from offload.engine.binaries import find_binary
+    from offload.engine.binaries import find_binary, read_build
+    from offload.engine.serving.server_command import Program, check_cards
     from offload.engine.targets import n_cores
     from offload.errors import OffloadError
 
@@ -131,6 +138,10 @@ def _run(
         raise UsageError(
             "--virtual plays cards, and there are none; say which: --gpus 2 --vram 8GiB"
         )
+    if not virtual:
+        # cards that are not here would be timed as the host
+        named = [device.name for device in devices if not device.endpoint]
+        check_cards(Program(path=program, build=read_build(program)), named)
     contest = run_contest(
         contenders,
         devices,

@@ -58,6 +58,8 @@ def emit(
         Target(host=host, port=port, alias=alias, image=image), chosen, llama_server
     )
     print_answer(emit_as(launch, form, target))
+    if form == "bench" and (launch.draft_path or launch.mmproj_path):
+        notify("llama-bench times the model alone: the draft or projector is left out")
     if host is not None and not host.startswith(("127.", "localhost", "::1", "[::1]")):
         notify(f"--host {host}: whoever reaches that address can use the server without a key")
     return 0

@@ -59,6 +59,16 @@ def test_args_are_the_plans_own(folder: Path) -> None:
     assert argv[2] == str(folder / "119b.gguf")
 
 
+def test_a_draft_is_not_left_out_without_a_word(folder: Path) -> None:
+    """llama-bench has no draft: it times the model alone, and stderr says so."""
+    saved = json.loads((folder / "plan.json").read_text())
+    saved["launch"]["draft_path"] = "draft.gguf"
+    (folder / "draft.json").write_text(json.dumps(saved))
+    done = offload("emit", "draft.json", "--format", "bench", cwd=folder)
+    assert done.returncode == 0 and "draft.gguf" not in done.stdout
+    assert done.stderr.count("\n") == 1 and "draft" in done.stderr
+
+
 def test_files_have_whole_paths(folder: Path) -> None:
     """A unit, a preset or a Compose file is read from some other folder."""
     unit = offload("emit", "plan.json", "--format", "systemd", cwd=folder).stdout

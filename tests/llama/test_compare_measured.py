@@ -31,6 +31,19 @@ def test_placements_are_run(tmp_path: Path) -> None:
     assert "s left (last: own)" in done.stderr
 
 
+def test_cards_that_are_not_here(tmp_path: Path) -> None:
+    """What runs on the host would be called a card's speed: refused before anything runs."""
+    if find_binary("llama-bench") is None:
+        missing("llama-bench is not here")
+    path = write_random(tmp_path / "moe.gguf", arch="qwen3moe", n_layer=2, n_vocab=512)
+    done = offload(
+        "compare", path, "--gpus", "1", "--vram", "1GiB", "--margin", "100MiB", "-c", "512",
+        "--no-fit", "--measure", "--time", "5s",
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert "sees no CUDA0" in done.stderr and "s left" not in done.stderr
+
+
 def test_virtual_alone_means_nothing(tmp_path: Path) -> None:
     """--virtual without --measure is refused in one line."""
     path = write_random(tmp_path / "moe.gguf", arch="qwen3moe", n_layer=2, n_vocab=512)
