@@ -99,6 +99,16 @@ def main(argv: list[str]) -> int:
     if sys.platform == "linux":
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         preexec = _die_with_parent
+    asked: list[int] = []
+    groups: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        asked.append(number)
+        for group in groups:
+            _signal_group(group, signal.SIGTERM)
+
+    # before there is a program: asked in between, we would end, and what a script started not
+    signal.signal(signal.SIGTERM, stop)
     try:
         program = subprocess.Popen(
             argv[1:], stdin=subprocess.DEVNULL, preexec_fn=preexec, process_group=0
@@ -106,18 +116,15 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"cannot run {argv[1]}: {error.strerror}", file=sys.stderr)
         return 127
-    asked: list[int] = []
+    groups.append(program.pid)
+    if asked:
+        _signal_group(program.pid, signal.SIGTERM)
 
     def kill() -> None:
         _kill_all(program.pid)
         os._exit(128 + signal.SIGKILL)
 
-    def stop(number: int, _frame: object) -> None:
-        asked.append(number)
-        _signal_group(program.pid, signal.SIGTERM)
-
     watch_lifeline(int(argv[0]), kill)
-    signal.signal(signal.SIGTERM, stop)
     code = program.wait()
     if asked:
         _reap_all()  # a script may end before what it has started
